@@ -1,0 +1,3509 @@
+#!/usr/bin/env python3
+"""How many GPUs, how many users, how fast at best: sizes a large-language-model deployment.
+
+    capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8       a preset's name
+    capacity.py ./Qwen3-8B --gpu l40s --ctx 32768                a folder with config.json
+    capacity.py Qwen/Qwen3-8B --compare tp=1,2 gpu=h100,h200   a Hugging Face id
+
+A serving engine's step time decides everything here:
+
+    t_step = max(FLOP / peak, bytes / bandwidth),   bytes = weights + KV history of each sequence
+
+Memory decides how many sequences share that step. Figures are bounds (100% of the datasheet)
+unless they say otherwise. Standard library only; needs nothing but presets.json beside it, and
+without that works from explicit flags.
+
+Sections: 1 words and units, 2 the answer and its steps, 3 models, 4 hardware, 5 the deployment,
+6 memory, 7 step time, 8 collectives, 9 the sections of the answer, 10 rendering, 11 command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+# ---- 1. Words and units --------------------------------------------------------------------
+# Inside: seconds, bytes, FLOP, tokens and per-second rates, the unit last in every name.
+# history: tokens a sequence has in its KV cache when a step reads it. ctx: its longest.
+# step: one forward pass of the batch, one token for each sequence.
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
+MS = 1e-3
+HOUR_S = 3600.0
+TYPICAL_MBU = 0.70  # real decode reaches 60-85% of HBM bandwidth (Databricks, "LLM Inference
+#                     Performance Engineering", MBU)
+TYPICAL_MFU = 0.50  # of prefill on Hopper; the runbook's TTFT floor uses half the peak
+ACTIVATION_BYTES = 2  # hidden states travel between GPUs in BF16
+
+
+class UserError(Exception):
+    """Bad input; its text is one line that says what is wrong and what to do."""
+
+
+def count(value: float) -> str:
+    """A whole number with thousands separators.
+
+    >>> count(450912.2)
+    '450,912'
+    """
+    return f"{value:,.0f}"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number with about so many significant digits and no exponent.
+
+    >>> figure(3.3989), figure(486596.3), figure(0.0694)
+    ('3.4', '486,596', '0.0694')
+    """
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
+
+
+def scaled(value: float, unit: str) -> str:
+    """A value in SI units as people read it: bytes in GiB, KiB or MB, seconds in ms, and so on."""
+    if unit == "B":
+        size = abs(value)
+        if size >= GIB / 10:
+            return f"{value / GIB:,.2f} GiB"
+        if size >= MIB:
+            return f"{value / MIB:.2f} MiB"
+        return f"{figure(value / KIB, 4)} KiB" if size >= KIB else f"{figure(value)} B"
+    if unit == "MB":
+        return f"{figure(value / MEGA, 4)} MB"
+    if unit == "s":
+        return f"{figure(value, 4)} s" if abs(value) >= 1 else f"{figure(value / MS, 4)} ms"
+    if unit == "FLOP/s":
+        return f"{figure(value / TERA, 4)} TFLOP/s"
+    if unit == "B/s":
+        return f"{figure(value / GIGA, 4)} GB/s"
+    if unit == "x":
+        return f"{figure(value)}x"
+    return f"{figure(value, 4)} {unit}".rstrip()
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
+    import difflib
+    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+# ---- 2. The answer and its steps -----------------------------------------------------------
+# Text, --json and --explain are three renderings of one thing: a list of steps.
+
+
+class Step(NamedTuple):
+    """One number of the answer: where it stands in the JSON, and how it came about."""
+
+    key: str  # dotted path in the JSON, "memory.kv_pool_bytes_per_gpu"
+    value: Any
+    unit: str  # SI; "MB" marks bytes that are shown in decimal units
+    formula: str  # a Python expression over `numbers`; '' where the value is an input
+    numbers: Mapping[str, float]
+    source: str
+
+
+class Answer:
+    """The steps and the screen lines of an answer, in the order they were found."""
+
+    def __init__(self) -> None:
+        """An empty answer."""
+        self.steps: List[Step] = []
+        self.lines: List[str] = []
+
+    def add(self, key: str, value: Any, unit: str = "", formula: str = "", source: str = "",
+            **numbers: float) -> Any:
+        """Record one step and hand its value on. A test evaluates `formula` over `numbers`."""
+        self.steps.append(Step(key, value, unit, formula, numbers, source))
+        return value
+
+    def say(self, label: str, *lines: str) -> None:
+        """One labelled paragraph of the screen."""
+        for i, line in enumerate(lines):
+            self.lines.append(f"{label if i == 0 else '':<12} {line}".rstrip())
+
+    def json(self) -> Dict[str, Any]:
+        """The steps as nested objects in SI units; an infinite or unknown number is null."""
+        tree: Dict[str, Any] = {}
+        for step in self.steps:
+            *parents, leaf = step.key.split(".")
+            place = tree
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            value = step.value
+            if isinstance(value, float) and not abs(value) < float("inf"):
+                value = None
+            place[leaf] = value
+        return tree
+
+    def explain(self) -> str:
+        """Every step: its formula, the numbers put in, its value and its source."""
+        lines = []
+        for step in self.steps:
+            if not isinstance(step.value, (int, float)) or isinstance(step.value, bool):
+                continue
+            shown = scaled(step.value, step.unit)
+            if not step.formula:
+                source = f"   [{step.source}]" if step.source else ""
+                lines.append(f"{step.key} = {shown}{source}")
+                continue
+            lines.append(f"{step.key} = {step.formula}")
+            lines.append(f"    = {_put_in(step.formula, step.numbers)}")
+            lines.append(f"    = {shown}   [{step.source}]")
+        return "\n".join(lines)
+
+
+def _put_in(formula: str, numbers: Mapping[str, float]) -> str:
+    """The formula with each name replaced by its number."""
+    import re
+
+    def shown(match: re.Match[str]) -> str:
+        value = numbers.get(match[0])
+        if value is None:
+            return match[0]
+        return f"{value:.0f}" if value == int(value) else f"{value:.10g}"
+
+    return re.sub(r"[a-zA-Z_]\w*", shown, formula)
+
+
+class Column(NamedTuple):
+    """One column of a table: the row's field, its head with the unit, how a value is shown."""
+
+    key: str
+    head: str
+    show: Callable[[Any], str]
+
+
+def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> List[str]:
+    """Rows as right-aligned lines under their heads; what is absent shows as '-'."""
+    cells = [[c.head for c in columns]]
+    for row in rows:
+        cells.append(["-" if row.get(c.key) is None else c.show(row[c.key]) for c in columns])
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join(map(str.rjust, line, widths)) for line in cells]
+
+# ---- 4. Models ---------------------------------------------------------------------------------
+# config.json --normalise--> row --build_model--> Model. A row is flat and says only what differs
+# from DEFAULTS and from its family in FAMILIES; presets.json holds such rows.
+#
+# A layer is a mixer and an FFN, one letter each:
+#   mixer  F full attention  S sliding window  C chunks    A, H compressed 4x, 128x (DeepSeek-V4)
+#          L gated DeltaNet  K Kimi delta      N lightning M Mamba-2  J Mamba-1
+#          R one linear layer                  - none
+#   ffn    D dense           E experts         R one linear layer     - none
+# A pattern is a text of letters, repeated until every layer has one; letters before "|" are not
+# repeated: "DDD|E" is three dense layers, then experts.
+
+Row = Dict[str, Any]
+
+
+class Tensor(NamedTuple):
+    """A weight as it stands in each of the layers that have it."""
+
+    name: str  # HF module path below the layer; the whole path if outside the layers
+    layers: Tuple[int, ...]  # the layers that have it; () = outside the layers
+    d_in: int  # 0 for a vector (norm, bias), which has d_out elements
+    d_out: int
+    copies: int = 1  # number of routed experts; the name then has a "*"
+    split: str = "tp"  # "tp"; "kv": by min(tp, kv_heads); "vocab"; "expert"; "none": replicated
+
+    @property
+    def params(self) -> int:
+        """Parameters in all the layers and copies."""
+        return max(1, len(self.layers)) * self.copies * max(1, self.d_in) * self.d_out
+
+
+class Cache(NamedTuple):
+    """What one kind of layer keeps for a sequence."""
+
+    kind: str  # "full", "sliding", "chunked", "mla", "compressed", "indexer", "state"
+    layers: int
+    heads: int = 0  # KV (or state) heads that TP divides; 1 for a latent: replicated
+    elements: int = 0  # per token, layer and head: d_k + d_v, or latent + rope for MLA
+    window: int = 0  # most tokens kept; 0 = all
+    reads: int = 0  # most tokens read in a decode step (sparse attention); 0 = all kept
+    every: int = 1  # one entry for this many tokens
+    state_bytes: int = 0  # fixed state of a sequence [B/layer], at TP 1
+    state_elements: int = 0  # the same in elements
+    flops: int = 0  # of attention, per query token, context token and layer (prefill)
+    decode_flops: int = 0  # the same in decode (MLA: absorbed form)
+
+
+class Model(NamedTuple):
+    """A language model: what it weighs, computes and caches."""
+
+    name: str
+    arch: str
+    params: float  # what the bound uses; presets may round it as model cards do
+    params_exact: int
+    active_params: int  # per token: no embedding look-up, top_k of the routed experts
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_len: int  # tokens; 0 = not stated
+    tied: bool  # lm_head shares the embedding table
+    tensors: Tuple[Tensor, ...]
+    caches: Tuple[Cache, ...]
+    experts: int  # routed experts in an expert layer; 0 = dense model
+    top_k: int
+    expert_layers: int
+    native: str  # precision of the checkpoint: bf16, fp8, int4, mxfp4, nvfp4, awq, ...
+    weight_bytes: Optional[int]  # [B] as the quantisation declares it; None for presets
+    weight_bytes_source: str
+    expert_byte_share: float  # of weight_bytes (of the parameters where that is None)
+    kv_native: str  # KV-cache precision the checkpoint asks for: "fp8" or "" (16 bit)
+    mtp_layers: int  # multi-token-prediction layers, not in params
+    mtp_params: int  # of these, without copies of embedding and head; 0 if none or unknown
+    vision_params: int  # rough size of a vision tower, not in params
+    estimated: bool  # some structure is unknown: counted as a generic decoder
+    notes: Tuple[str, ...]
+
+
+DEFAULTS: Row = {
+    # sizes; what is 0 is absent
+    "ffn": 0, "kv_heads": 0, "head_dim": 0, "v_head_dim": 0, "max_len": 0, "tied": False,
+    "mixers": "F", "ffns": "", "layout": "", "blocks": (), "window": 0, "chunk": 0,
+    "swa_heads": 0, "swa_kv_heads": 0, "swa_head_dim": 0, "swa_v_head_dim": 0,
+    # attention
+    "qkv_bias": False, "o_bias": False, "qk_norm": "", "gate": False, "sinks": "",
+    "k_eq_v": False, "kv_shared": 0, "double_wide": False, "per_layer_input": 0,
+    "q_lora": 0, "kv_lora": 0, "nope": 0, "rope": 0, "mla_gate": False,
+    "index_heads": 0, "index_dim": 0, "index_topk": 0, "indexers": "I",
+    "o_groups": 0, "o_lora": 0, "hc_mult": 0, "hash_layers": 0,
+    # recurrent mixers: GDN, KDA, lightning, Mamba
+    "conv": 4, "key_heads": 0, "value_heads": 0, "key_dim": 0, "value_dim": 0, "full_gate": False,
+    "mamba_heads": 0, "mamba_dim": 0, "groups": 1, "state": 0, "dt_rank": 0, "conv_bias": True,
+    "mamba_bias": False, "state_bytes_each": 2,
+    # FFN
+    "mlp": "gated", "mlp_bias": False, "experts": 0, "top_k": 0, "expert_ffn": 0, "shared_ffn": 0,
+    "shared_gate": False, "latent": 0, "router_bias": False, "expert_bias": False,
+    "score_bias": False, "moe_plus_dense": False,
+    # the rest
+    "norms": 2, "norm_width": 1, "final_norm": True, "positions": 0, "embed_dim": 0,
+    "head_bias": False, "mtp": 0, "vision_params": 0,
+    "paths": "self_attn mlp experts gate shared_experts",
+    "estimated": False, "quant": None, "native": "bf16", "notes": (),
+}
+
+_QWEN = {"swa_opt_in": True}
+_QWEN2 = {**_QWEN, "qkv_bias": True, "bias_flag": ()}
+_QWEN3 = {**_QWEN, "qk_norm": "head"}
+_QWEN_SHARED = {"shared_gate": True, "paths": "self_attn mlp experts gate shared_expert"}
+_QWEN_NEXT = {**_QWEN3, **_QWEN_SHARED, "gate": True, "mixers": "LLLF"}
+_GLM = {"bias_flag": ("qkv_bias",)}
+_GPT = {"mlp": "plain", "norm_width": 2}  # LayerNorm with bias, two-matrix FFN
+_GPT_BIAS = {**_GPT, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "bias_flag": ()}
+_GEMMA = {"norms": 4, "tied": True}
+_SPARSE_MOE = {"paths": "self_attn block_sparse_moe experts gate shared_experts"}
+_MINIMAX = {**_SPARSE_MOE, "score_bias": True}
+
+# Stems of architectures and model_types (stem(), below) -> how the family differs from DEFAULTS.
+# Keys that are no row fields only steer normalise(): bias_flag (what attention_bias governs),
+# qk_norm_flag (what use_qk_norm: true adds), swa_opt_in (sliding_window needs use_sliding_window),
+# ffn_times (FFN width when absent, in hidden sizes), shared_is_ffn (shared expert always there).
+FAMILIES: Dict[str, Row] = {
+    "llama mistral ministral yi granite granitemoe smollm3 internlm2 internlm3 ernie45"
+    " baichuan": {},
+    "mixtral": _SPARSE_MOE,
+    "qwen2 qwen2vl qwen25vl qwen25omni": _QWEN2,
+    "mimo": _QWEN2,
+    "qwen2moe": {**_QWEN2, **_QWEN_SHARED},
+    "qwen3 qwen3vl qwen3moe qwen3vlmoe qwen3omnimoe": _QWEN3,
+    "qwen3next qwen35 qwen35moe": _QWEN_NEXT,
+    "llama4": {"mixers": "CCCF", "chunk": 8192, "shared_is_ffn": True,
+               "paths": "self_attn feed_forward experts router shared_expert"},
+    "gemma": {"tied": True},
+    "gemma2": {**_GEMMA, "mixers": "SF", "window": 4096},
+    "gemma3": {**_GEMMA, "qk_norm": "head", "mixers": "SSSSSF", "window": 1024, "heads": 8,
+               "kv_heads": 4, "head_dim": 256, "vocab": 262208, "max_len": 131072},
+    "gemma4": {**_GEMMA, "qk_norm": "head", "mixers": "SSSSSF", "window": 1024,
+               "paths": "self_attn mlp experts router shared_experts"},
+    "deepseek deepseekv2": {},
+    "deepseekv3 deepseekv32 kimik2 kimik25": {"score_bias": True},
+    "kimilinear kimik3": {"score_bias": True},
+    "deepseekv4": {"score_bias": True, "norm_width": 1, "window": 128,
+                   "paths": "attn ffn experts gate shared_experts"},
+    "glm": _GLM,
+    "glm4 glm4v": {**_GLM, "norms": 4},
+    "glm4moe glm4vmoe": {**_GLM, "score_bias": True, "qk_norm_flag": "head"},
+    "glm4moelite glmmoedsa": {"score_bias": True},
+    "gptoss": {"qkv_bias": True, "o_bias": True, "bias_flag": (), "sinks": "all", "mixers": "SF",
+               "window": 128, "router_bias": True, "expert_bias": True,
+               "paths": "self_attn mlp experts router shared_experts"},
+    "minimaxm1 minimaxtext01 minimax": {**_SPARSE_MOE, "mixers": "NNNNNNNF"},
+    "minimaxm2": {**_MINIMAX, "qk_norm": "layer"},
+    "minimaxm3 minimaxm3sparse minimaxm3vl": {
+        **_MINIMAX, "qk_norm": "head", "indexers": "---|I", "index_heads": 4, "index_dim": 128,
+        "index_topk": 2048},
+    "mimov2flash mimov2": {"score_bias": True, "bias_flag": ("qkv_bias",)},
+    "seedoss": {"qkv_bias": True, "bias_flag": ("qkv_bias",)},
+    "nemotronh": {"norms": 1, "mlp": "plain", "score_bias": True,
+                  "paths": "mixer mixer experts gate shared_experts"},
+    "decilm nemotronnas": {},
+    "nemotron": _GPT,
+    "jamba": {"paths": "self_attn feed_forward experts router shared_experts",
+              "attn_period": 8, "attn_offset": 4, "expert_period": 2, "expert_offset": 1},
+    "phi3": {},
+    "phi": {**_GPT_BIAS, "norms": 1, "head_bias": True, "ffn_times": 4},
+    "phimoe": {**_SPARSE_MOE, "norm_width": 2},
+    "starcoder2": {**_GPT, "tied": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "gptneox": {**_GPT_BIAS, "bias_flag": ("qkv_bias", "o_bias")},
+    "falcon": {**_GPT, "tied": True, "ffn_times": 4},
+    "opt": {**_GPT_BIAS, "tied": True, "extra_positions": 2},
+    "gpt2 gptbigcode": {**_GPT_BIAS, "tied": True, "ffn_times": 4, "extra_positions": 0},
+    "gptj": {**_GPT, "norms": 1, "mlp_bias": True, "head_bias": True, "ffn_times": 4},
+    "stablelm": {"norm_width": 2},
+    "cohere": {"norms": 1, "tied": True, "qk_norm_flag": "layer"},
+    "cohere2": {"norms": 1, "tied": True, "mixers": "SSSF", "window": 4096},
+    "olmo": {"norms": 0, "final_norm": False},
+    "olmo2 olmoe": {"qk_norm": "layer"},
+    "exaone4": {"qk_norm": "head", "mixers": "SSSF"},
+    "olmo3": {"qk_norm": "layer", "mixers": "SSSF"},
+}
+
+
+def stem(name: str) -> str:
+    """Architecture or model_type as FAMILIES writes it: "Qwen3MoeForCausalLM" -> "qwen3moe"."""
+    for tail in ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "_text"):
+        name = name.removesuffix(tail)
+    return name.replace("_", "").replace("-", "").replace(".", "").lower()
+
+
+def family_of(names: Iterable[str]) -> Optional[Row]:
+    """The first family that one of these architectures or model_types belongs to."""
+    wanted = [stem(name) for name in names]
+    table = {key: traits for keys, traits in FAMILIES.items() for key in keys.split()}
+    return next((table[name] for name in wanted if name in table), None)
+
+
+# ---- 4a. config.json to a row ------------------------------------------------------------------
+
+# Row field -> its names in config.json, the first that is there wins; all are whole numbers.
+# Aliases: vLLM transformers_utils/config.py CONFIG_FIELD_ALIASES, and older models.
+NUMBERS: Dict[str, str] = {
+    "layers": "num_hidden_layers n_layer n_layers num_layers",
+    "hidden": "hidden_size n_embd d_model",
+    "heads": "num_attention_heads n_head n_heads",
+    "kv_heads": "n_head_kv num_kv_heads num_key_value_heads multi_query_group_num"
+                " num_attention_groups",
+    "head_dim": "head_dim hidden_size_per_head attention_head_dim kv_channels",
+    "v_head_dim": "v_head_dim", "vocab": "vocab_size padded_vocab_size",
+    "ffn": "dense_intermediate_size intermediate_size_mlp intermediate_size n_inner ffn_dim"
+           " ffn_hidden_size",
+    "max_len": "max_position_embeddings n_positions max_sequence_length seq_length"
+               " model_max_length",
+    "window": "sliding_window sliding_window_size", "chunk": "attention_chunk_size",
+    "swa_heads": "swa_num_attention_heads", "swa_kv_heads": "swa_num_key_value_heads",
+    "swa_head_dim": "swa_head_dim", "swa_v_head_dim": "swa_v_head_dim",
+    "kv_shared": "num_kv_shared_layers", "per_layer_input": "hidden_size_per_layer_input",
+    "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "nope": "qk_nope_head_dim",
+    "rope": "qk_rope_head_dim", "index_heads": "index_n_heads", "index_dim": "index_head_dim",
+    "index_topk": "index_topk", "o_groups": "o_groups", "o_lora": "o_lora_rank",
+    "hc_mult": "hc_mult", "hash_layers": "num_hash_layers",
+    "conv": "linear_conv_kernel_dim conv_kernel mamba_d_conv",
+    "key_heads": "linear_num_key_heads", "value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim", "value_dim": "linear_value_head_dim",
+    "mamba_heads": "mamba_num_heads", "mamba_dim": "mamba_head_dim", "groups": "n_groups",
+    "state": "ssm_state_size mamba_d_state",
+    "experts": "num_experts moe_num_experts n_routed_experts num_local_experts",
+    "top_k": "num_experts_per_tok num_experts_per_token experts_per_token top_k_experts"
+             " moe_topk moe_top_k",
+    "expert_ffn": "moe_intermediate_size", "latent": "moe_latent_size routed_expert_hidden_size",
+    "embed_dim": "word_embed_proj_dim",
+    "mtp": "num_nextn_predict_layers mtp_num_hidden_layers num_mtp_modules",
+}
+LARGEST = {"layers": 2_000, "heads": 100_000, "hidden": 1_000_000, "vocab": 100_000_000,
+           "max_len": 10_000_000_000}  # others: 10 million
+MIXER_LETTERS = {
+    "full_attention": "F", "attention": "F", "sliding_attention": "S", "chunked_attention": "C",
+    "linear_attention": "L", "mamba": "M", "compressed_sparse_attention": "A",
+    "heavily_compressed_attention": "H", "deepseek_sparse_attention": "F",
+}
+LAYOUT_LETTERS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+class Fields:
+    """config.json read by name: the text config first, null is absent, wrong types are refused."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Descend to the text config, however deep it is."""
+        self.outer = self.text = config
+        while True:
+            inner = next((self.text[k] for k in TEXT_CONFIGS if self.text.get(k) is not None), None)
+            if inner is None:
+                break
+            if not isinstance(inner, dict):
+                raise UserError("config.json: text_config is not an object; expected {...}")
+            self.text = inner
+
+    def get(self, names: str, kind: Any = object, outer_first: bool = False) -> Any:
+        """The first of the names that is there and not null, or None."""
+        places = (self.outer, self.text) if outer_first else (self.text,)
+        for place in places:
+            for name in names.split():
+                value = place.get(name)
+                if value is not None:
+                    if not isinstance(value, kind):
+                        raise UserError(f"config.json: {name} is {_shown(value)}; wrong type")
+                    return value
+        return None
+
+    def number(self, names: str, largest: int = 10_000_000) -> Optional[int]:
+        """A whole number from 0 to largest (a list stands for its first entry), or None."""
+        for name in names.split():
+            value: Any = self.text.get(name)
+            value = value[0] if isinstance(value, list) and value else value
+            if value is None:
+                continue
+            whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            if isinstance(value, bool) or not whole or not 0 <= value <= largest:
+                raise UserError(f"config.json: {name} is {_shown(value)};"
+                                f" expected a whole number from 0 to {largest}")
+            return int(value)
+        return None
+
+    def flag(self, names: str, default: bool, outer_first: bool = False) -> bool:
+        """true or false, or the default if absent."""
+        value = self.get(names, bool, outer_first)
+        return default if value is None else bool(value)
+
+    def per_layer(self, name: str, layers: int) -> Optional[List[Any]]:
+        """A list with an entry for each layer, cut to the layers (MTP entries may follow)."""
+        values = self.get(name, list) or None
+        if values is not None and len(values) < layers:
+            raise UserError(f"config.json: {name} has {len(values)} entries for {layers} layers")
+        return None if values is None else list(values[:layers])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def normalise(config: Any, quant: Optional[Mapping[str, Any]] = None, name: str = "") -> Row:
+    """The row for a config.json (and hf_quant_config.json, if any); UserError if it is bad."""
+    if not isinstance(config, dict):
+        raise UserError(f"config.json holds {_shown(config)}; expected a JSON object")
+    fields = Fields(config)
+    archs = [a for c in (config, fields.text) for a in fields_list(c, "architectures")]
+    types = [t for t in (fields.text.get("model_type"), config.get("model_type"))
+             if isinstance(t, str)]
+    family = family_of(archs + types)
+    row: Row = {**(family or {}), "arch": (archs + types + ["unknown"])[0], "notes": []}
+    row["name"] = name or str(config.get("_name_or_path") or row["arch"])
+    if family is None:
+        row["estimated"] = True
+        row["notes"].append(f"{row['arch']} is not a known architecture: counted as a generic"
+                            " decoder")
+    _read_numbers(fields, row)
+    _read_attention(fields, row)
+    _read_recurrent(fields, row)
+    _read_mixers(fields, row)
+    _read_experts(fields, row)
+    _read_rest(fields, row)
+    _read_odd_families(fields, row)
+    row["quant"] = read_quant(fields, quant)
+    _check(row)
+    return row
+
+
+def fields_list(config: Mapping[str, Any], name: str) -> List[str]:
+    """The texts in a list of the config; [] if it is absent or no list."""
+    values = config.get(name)
+    return [v for v in values if isinstance(v, str)] if isinstance(values, list) else []
+
+
+def _read_numbers(fields: Fields, row: Row) -> None:
+    for key, names in NUMBERS.items():
+        value = fields.number(names, LARGEST.get(key, 10_000_000))
+        if value or (value is not None and key != "head_dim"):  # head_dim 0 means absent
+            row[key] = value
+    layout = fields.get("hybrid_override_pattern layers_block_type", (str, list))
+    if isinstance(layout, list):
+        layout = "".join(LAYOUT_LETTERS.get(kind, "?") for kind in map(str, layout))
+    if layout and not fields.text.get("attn_layer_period"):
+        row["layout"] = layout.replace("|", "")
+        row.setdefault("layers", len(row["layout"]))
+        if set(row["layout"]) - set("M*E-") or len(row["layout"]) < row["layers"]:
+            raise UserError(f"config.json: layer pattern {_shown(layout)} does not describe"
+                            f" {row['layers']} layers in M, *, E, -")
+    for key in ("layers", "hidden", "heads", "vocab"):
+        if not row.get(key):
+            how = "is 0" if key in row else "is missing"
+            raise UserError(f"config.json: {NUMBERS[key].split()[0]} {how}; is it the config of a"
+                            " language model?")
+    if not row.get("ffn") and row.get("ffn_times"):
+        row["ffn"] = row["ffn_times"] * row["hidden"]
+
+
+def _read_attention(fields: Fields, row: Row) -> None:
+    bias = fields.get("attention_bias use_bias qkv_bias use_qkv_bias add_qkv_bias", bool)
+    if bias is not None:
+        qkv_only = any(fields.text.get(k) for k in ("qkv_bias", "use_qkv_bias", "add_qkv_bias"))
+        governed = ("qkv_bias",) if qkv_only else row.get("bias_flag", ("qkv_bias", "o_bias"))
+        row.update(dict.fromkeys(governed, bias))
+    row["o_bias"] = fields.flag("attention_out_bias", row.get("o_bias", False))
+    use_norm = fields.get("use_qk_norm", bool)
+    if use_norm is True:
+        row.setdefault("qk_norm", row.get("qk_norm_flag", ""))
+    elif use_norm is False:
+        row["qk_norm"] = ""
+    norm_type = {"per_head": "head", "per_layer": "layer"}.get(str(fields.get("qk_norm_type")))
+    if norm_type and row.get("qk_norm"):
+        row["qk_norm"] = norm_type
+    sinks = (fields.flag("add_full_attention_sink_bias", False),
+             fields.flag("add_swa_attention_sink_bias", False))
+    if any(sinks):
+        row["sinks"] = {(True, True): "all", (True, False): "F"}.get(sinks, "S")
+    indexers = fields.per_layer("indexer_types", row["layers"])
+    if indexers and row.get("index_heads"):
+        row["indexers"] = "".join("I" if kind == "full" else "-" for kind in indexers)
+    row["k_eq_v"] = fields.flag("attention_k_eq_v", False)
+    wide = fields.number("global_head_dim")
+    if wide:  # Gemma-4: the plain names are those of the sliding layers
+        row["swa_kv_heads"] = row.get("kv_heads") or row["heads"]
+        row["swa_head_dim"] = row.get("head_dim") or row["hidden"] // row["heads"]
+        row["head_dim"] = wide
+        if row["k_eq_v"]:
+            row["kv_heads"] = fields.number("num_global_key_value_heads") or row.get("kv_heads", 0)
+
+
+def _read_recurrent(fields: Fields, row: Row) -> None:
+    delta = fields.get("linear_attn_config", dict)  # Kimi-Linear
+    if delta:
+        inner = Fields(delta)
+        row.update(value_heads=inner.number("num_heads") or 0, estimated=True,
+                   value_dim=inner.number("head_dim") or 0, state_bytes_each=4,
+                   conv=inner.number("short_conv_kernel_size") or 4,
+                   full_gate=inner.flag("use_full_rank_gate", False),
+                   mla_gate=fields.flag("mla_use_output_gate", False))
+        row["notes"].append("delta-attention and latent-expert layers are estimated")
+    if "mamba_d_state" in fields.text:  # Jamba
+        rank = fields.get("mamba_dt_rank", (int, str))
+        row["dt_rank"] = rank if isinstance(rank, int) else -(-row["hidden"] // 16)
+        row["mamba_dim"] = (fields.number("mamba_expand") or 2) * row["hidden"]
+    row["conv_bias"] = fields.flag("use_conv_bias mamba_conv_bias", True)
+    row["mamba_bias"] = fields.flag("mamba_proj_bias", False)
+    dtype = fields.get("mamba_ssm_dtype mamba_ssm_cache_dtype", str)
+    if dtype is not None and "float32" in dtype:
+        row["state_bytes_each"] = 4
+
+
+def _read_mixers(fields: Fields, row: Row) -> None:
+    """The mixer of each layer: the most explicit statement wins; then windows that do not bind."""
+    layers = row["layers"]
+    kinds = fields.per_layer("layer_types", layers)
+    ratios = fields.per_layer("compress_ratios", layers)
+    hybrid = fields.per_layer("hybrid_layer_pattern", layers)
+    attention = fields.per_layer("attn_type_list", layers)
+    if ratios:
+        row["mixers"] = "".join({0: "S", 4: "A"}.get(r, "H") for r in ratios)
+    elif hybrid:
+        row["mixers"] = "".join("S" if k == 1 else "F" for k in hybrid)
+    elif attention:
+        row["mixers"] = "".join("F" if k == 1 else "N" for k in attention)
+    elif kinds:
+        row["mixers"] = "".join(MIXER_LETTERS.get(str(kind), "?") for kind in kinds)
+        if "?" in row["mixers"]:
+            row["mixers"] = row["mixers"].replace("?", "F")
+            row["estimated"] = True
+            row["notes"].append("some layer_types are not known: counted as full attention")
+    else:
+        row["mixers"] = _mixers_by_rule(fields, row)
+    if row.get("dt_rank"):
+        row["mixers"] = row["mixers"].replace("M", "J")
+    unbound = not row.get("window") or 0 < row.get("max_len", 0) <= row["window"]
+    if unbound or (fields.get("use_sliding_window") is False and not kinds):
+        row["mixers"] = row["mixers"].replace("S", "F")
+    if not row.get("chunk"):
+        row["mixers"] = row["mixers"].replace("C", "F")
+
+
+def _mixers_by_rule(fields: Fields, row: Row) -> str:
+    """Mixer pattern from intervals and periods."""
+    layers = range(row["layers"])
+    interval = fields.number("full_attention_interval")
+    period = fields.number("attn_layer_period") or row.get("attn_period")
+    delta = fields.get("linear_attn_config", dict)
+    every = fields.number("sliding_window_pattern _sliding_window_pattern")
+    ropes = fields.per_layer("no_rope_layers", row["layers"])
+    rope_step = fields.number("no_rope_layer_interval")
+    first_window = fields.number("max_window_layers")
+    if interval:
+        return "L" * (interval - 1) + "F"
+    if period:
+        offset = fields.number("attn_layer_offset")
+        offset = row.get("attn_offset", 0) if offset is None else offset
+        return "".join("F" if i % period == offset else "M" for i in layers)
+    if delta:
+        full = set(Fields(delta).get("full_attn_layers", list) or ())  # counted from 1
+        return "".join("F" if i + 1 in full else "K" for i in layers)
+    if every:
+        return "S" * (every - 1) + "F"
+    if row.get("chunk") and (ropes or rope_step):
+        return ("".join("C" if rope else "F" for rope in ropes) if ropes
+                else "C" * ((rope_step or 1) - 1) + "F")
+    if "mixers" in row:
+        return str(row["mixers"])
+    if fields.flag("use_sliding_window", False) and first_window is not None:
+        return "".join("S" if i >= first_window else "F" for i in layers)
+    wanted = fields.flag("use_sliding_window", not row.get("swa_opt_in", False))
+    return "S" if row.get("window") and wanted else "F"
+
+
+def _read_experts(fields: Fields, row: Row) -> None:
+    if row.get("experts", 0) <= 1:
+        row.update(experts=0, top_k=0, ffns="D")
+        return
+    row.setdefault("top_k", fields.number("top_k") or 0)
+    plain = fields.number("intermediate_size ffn_hidden_size") or 0
+    row.setdefault("expert_ffn", plain)
+    shared = fields.number("n_shared_experts num_shared_experts moe_num_shared_experts") or 0
+    width = fields.number("shared_expert_intermediate_size moe_shared_expert_intermediate_size"
+                          " share_expert_dim shared_intermediate_size")
+    row["shared_ffn"] = shared * row["expert_ffn"] if width is None else width
+    if row.get("shared_is_ffn"):
+        row["shared_ffn"] = plain
+    if not row["shared_ffn"]:
+        row["shared_gate"] = False
+    row["score_bias"] = fields.flag("use_routing_bias use_moe_router_bias",
+                                    row.get("score_bias", False))
+    row["moe_plus_dense"] = fields.flag("enable_moe_block", False)
+    row["ffns"] = _expert_layers(fields, row)
+
+
+def _expert_layers(fields: Fields, row: Row) -> str:
+    """FFN pattern: which layers hold experts."""
+    layers = range(row["layers"])
+    kinds = fields.per_layer("mlp_layer_types", row["layers"])
+    listed: Any = fields.get("moe_layers moe_layers_enum", (list, str))
+    frequency = fields.get("moe_layer_freq", (list, int))
+    period = fields.number("expert_layer_period") or row.get("expert_period")
+    step = fields.number("interleave_moe_layer_step decoder_sparse_step") or 1
+    first = fields.number("first_k_dense_replace") or 0
+    if kinds:
+        chosen = {i for i in layers if kinds[i] == "sparse"}
+    elif listed:
+        texts = listed.split(",") if isinstance(listed, str) else listed
+        chosen = {int(i) for i in texts if str(i).strip().isdigit()}
+    elif frequency and isinstance(frequency, list):
+        flags = fields.per_layer("moe_layer_freq", row["layers"]) or []
+        chosen = {i for i in layers if flags[i]}
+    elif period:
+        offset = fields.number("expert_layer_offset")
+        offset = row.get("expert_offset", 0) if offset is None else offset
+        chosen = {i for i in layers if i % period == offset}
+    else:
+        dense = set(fields.get("mlp_only_layers", list) or ())
+        chosen = {i for i in layers if i >= first and (i + 1) % step == 0 and i not in dense
+                  and i % (frequency or 1) == 0}
+    return "".join("E" if i in chosen else "D" for i in layers)
+
+
+def _read_rest(fields: Fields, row: Row) -> None:
+    tied = fields.get("tie_word_embeddings", bool, outer_first=True)
+    row["tied"] = row.get("tied", False) if tied is None else tied
+    inner = fields.text.get("tie_word_embeddings")
+    if isinstance(inner, bool) and inner != row["tied"]:
+        row["notes"].append(f"tie_word_embeddings: the outer {str(row['tied']).lower()} is used,"
+                            " the text config says otherwise")
+    row["mlp_bias"] = fields.flag("mlp_bias use_bias", row.get("mlp_bias", False))
+    row["head_bias"] = fields.flag("lm_head_bias", row.get("head_bias", False))
+    row["double_wide"] = fields.flag("use_double_wide_mlp", False)
+    if "extra_positions" in row:
+        row["positions"] = row.get("max_len", 0) + row["extra_positions"]
+    if row.get("per_layer_input"):
+        row["estimated"] = True
+        row["notes"].append("per-layer input embeddings are estimated")
+    vision = next((fields.outer[k] for k in ("vision_config", "visual")
+                   if isinstance(fields.outer.get(k), dict)), None)
+    if vision:
+        row["vision_params"] = _vision_params(vision)
+        row["notes"].append("the vision tower is not counted")
+
+
+def _vision_params(vision: Mapping[str, Any]) -> int:
+    """Rough size of a ViT: depth * (4 h^2 + 2 h mlp); 0 if the config does not say."""
+    sizes = [next((vision[n] for n in names.split() if isinstance(vision.get(n), int)), 0)
+             for names in ("depth num_hidden_layers vt_num_hidden_layers",
+                           "hidden_size embed_dim vt_hidden_size",
+                           "intermediate_size vt_intermediate_size")]
+    depth, hidden, mlp = sizes
+    return depth * (4 * hidden**2 + 2 * hidden * (mlp or 4 * hidden))
+
+
+def _read_odd_families(fields: Fields, row: Row) -> None:
+    """What one family alone says in its own way."""
+    kind = stem(row["arch"])
+    if kind == "falcon":
+        new = fields.flag("new_decoder_architecture", False)
+        alone = fields.number("num_ln_in_parallel_attn")
+        row["norms"] = (alone or 2) if new else 1 if fields.flag("parallel_attn", True) else 2
+        if fields.flag("multi_query", True) and not new:
+            row["kv_heads"] = 1
+        bias = fields.flag("bias", False)
+        row.update(qkv_bias=bias, o_bias=bias, mlp_bias=bias)
+    elif kind == "gptbigcode" and fields.flag("multi_query", True):
+        row["kv_heads"] = 1
+    elif kind == "opt":
+        row["final_norm"] = fields.flag("do_layer_norm_before", True)
+    elif kind == "stablelm":
+        row["norms"] = 1 if fields.flag("use_parallel_residual", False) else 2
+        row["qk_norm"] = ""
+    blocks = fields.get("block_configs", list)
+    if blocks is not None:
+        row["blocks"] = [_nas_block(block, row) for block in blocks]
+        if len(blocks) != row["layers"]:
+            raise UserError(f"config.json: block_configs has {len(blocks)} entries for"
+                            f" {row['layers']} layers")
+        row["kv_heads"] = max(kv for kv, _, _ in row["blocks"])
+
+
+def _nas_block(block: Any, row: Row) -> Tuple[int, int, int]:
+    """(KV heads, FFN width, 1) of a Nemotron-NAS block; 0 = none, -1 = one linear layer."""
+    try:
+        attention, ffn = block["attention"], block["ffn"]
+        kv_heads = 0 if attention.get("no_op") else -1
+        if not kv_heads or not attention.get("replace_with_linear"):
+            kv_heads = kv_heads and row["heads"] // int(attention["n_heads_in_group"])
+        width = 0 if ffn.get("no_op") else -1
+        if width and not ffn.get("replace_with_linear"):
+            width = int(2 * float(ffn["ffn_mult"]) * row["hidden"] / 3)
+            width = -(-width // 256) * 256
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        raise UserError("config.json: a block of block_configs lacks attention.n_heads_in_group"
+                        " or ffn.ffn_mult") from None
+    return kv_heads, width, 1
+
+
+def _check(row: Row) -> None:
+    """Refuse sizes that do not fit each other."""
+    full = {**DEFAULTS, **row}
+    kinds = layer_kinds(row)
+    heads, kv_heads = full["heads"], full["kv_heads"] or full["heads"]
+    if not full["kv_lora"] and heads % kv_heads:
+        raise UserError(f"config.json: {heads} attention heads are not a multiple of"
+                        f" {kv_heads} KV heads")
+    if full["experts"] and not 0 < full["top_k"] <= full["experts"]:
+        raise UserError(f"config.json: {full['top_k']} experts per token of {full['experts']};"
+                        " num_experts_per_tok must be from 1 to the number of experts")
+    if any(kind.ffn == "D" and not kind.width for kind in kinds):
+        raise UserError("config.json has no intermediate_size, which its layers need")
+    needs = (
+        ("E", "expert_ffn", "moe_intermediate_size"),
+        ("L", "value_dim", "linear_value_head_dim"), ("M", "state", "ssm_state_size"),
+    )
+    for letter, key, name in needs:
+        if any(letter in kind[:2] for kind in kinds) and not full[key]:
+            raise UserError(f"config.json has no {name}, which its layers need")
+    if full["kv_lora"] and not full["rope"] + full["nope"]:
+        raise UserError("config.json has kv_lora_rank but no qk_nope_head_dim, qk_rope_head_dim")
+    if not full["kv_lora"] and not full["head_dim"] and heads > full["hidden"]:
+        raise UserError(f"config.json: hidden_size {full['hidden']} is less than {heads} heads")
+
+
+# ---- 4b. A row to tensors ----------------------------------------------------------------------
+
+
+def spread(pattern: str, layers: int) -> str:
+    """One letter for each layer from a pattern: spread("DD|E", 5) -> "DDEEE"."""
+    head, _, body = pattern.rpartition("|")
+    rest = max(0, layers - len(head))
+    return (head + body * (rest // max(1, len(body)) + 1))[:layers]
+
+
+class Kind(NamedTuple):
+    """What tells one layer from another."""
+
+    mixer: str
+    ffn: str
+    kv_heads: int  # 0 = as the row says
+    width: int  # of the dense FFN
+    indexer: bool  # has its own sparse-attention indexer
+    hashed: bool  # routes by token id: no score bias (DeepSeek-V4)
+    shared_kv: bool  # reuses the KV cache of an earlier layer
+
+
+def layer_kinds(row: Row) -> List[Kind]:
+    """The kind of each layer."""
+    r = {**DEFAULTS, **row}
+    count = r["layers"]
+    if r["layout"]:
+        mixers = r["layout"].translate(str.maketrans("M*E-", "MF--"))
+        ffns = r["layout"].translate(str.maketrans("M*E-", "--ED"))
+    else:
+        mixers = spread(r["mixers"], count)
+        ffns = spread(r["ffns"] or ("E" if r["experts"] else "D"), count)
+    if r["blocks"]:
+        blocks = [(kv, width) for kv, width, times in r["blocks"] for _ in range(times)]
+        return [Kind("F" if kv > 0 else "R" if kv else "-", "D" if width > 0 else
+                     "R" if width else "-", max(kv, 0), width, False, False, False)
+                for kv, width in blocks]
+    indexers = spread(r["indexers"], count) if r["index_heads"] else "-" * count
+    first_shared = count - r["kv_shared"]
+    return [
+        Kind(mixers[i], ffns[i], 0,
+             r["ffn"] * (2 if r["double_wide"] and i >= first_shared else 1),
+             indexers[i] == "I" and mixers[i] in "FA", i < r["hash_layers"], i >= first_shared)
+        for i in range(count)
+    ]
+
+
+class Heads(NamedTuple):
+    """Attention shape of a layer."""
+
+    heads: int
+    kv_heads: int
+    d_k: int
+    d_v: int
+
+
+def heads_of(r: Row, kind: Kind) -> Heads:
+    """Query heads, KV heads and head sizes of an attention layer (row with defaults)."""
+    heads = r["heads"]
+    d_k = r["head_dim"] or r["hidden"] // heads
+    d_v = r["v_head_dim"] or d_k
+    kv_heads = kind.kv_heads or r["kv_heads"] or heads
+    if kind.mixer == "S":
+        d_v = r["swa_v_head_dim"] or r["swa_head_dim"] or d_v
+        d_k = r["swa_head_dim"] or d_k
+        heads, kv_heads = r["swa_heads"] or heads, r["swa_kv_heads"] or kv_heads
+    return Heads(heads, kv_heads, d_k, d_v)
+
+
+def _matrix(name: str, d_in: int, d_out: int, split: str = "tp", bias: bool = False,
+            copies: int = 1) -> List[Tensor]:
+    """A linear layer; the bias of a layer that sums over ranks is on each rank."""
+    found = [Tensor(name, (), d_in, d_out, copies, split)]
+    if bias:
+        summed = name.endswith(("o_proj", "down_proj", "out_proj")) and split == "tp"
+        found.append(Tensor(name + ".bias", (), 0, d_out, copies, "none" if summed else split))
+    return found
+
+
+def _vector(name: str, size: int, split: str = "none") -> List[Tensor]:
+    return [Tensor(name, (), 0, size, 1, split)]
+
+
+def tensors_of(row: Row) -> Tuple[Tensor, ...]:
+    """Every weight of the model, layers of one kind together."""
+    r = {**DEFAULTS, **row}
+    found = _outer_tensors(r)
+    groups: Dict[Kind, List[int]] = {}
+    for i, kind in enumerate(layer_kinds(row)):
+        groups.setdefault(kind, []).append(i)
+    for kind, indices in groups.items():
+        layers = tuple(indices)
+        parts = _mixer_tensors(r, kind) + _ffn_tensors(r, kind) + _layer_norms(r, kind)
+        found += [t._replace(layers=layers) for t in parts if t.d_out]
+    return tuple(found)
+
+
+def _outer_tensors(r: Row) -> List[Tensor]:
+    hidden, vocab, wide = r["hidden"], r["vocab"], r["embed_dim"] or r["hidden"]
+    found = [Tensor("model.embed_tokens", (), wide, vocab, 1, "vocab")]
+    if not r["tied"]:
+        found.append(Tensor("lm_head", (), hidden, vocab, 1, "vocab"))
+    if r["head_bias"]:
+        found.append(Tensor("lm_head.bias", (), 0, vocab, 1, "vocab"))
+    if r["final_norm"]:
+        found += _vector("model.norm", hidden * r["norm_width"])
+    if r["positions"]:
+        found += _matrix("model.embed_positions", hidden, r["positions"], "none")
+    if wide != hidden:  # OPT-350m
+        found += _matrix("model.project_in", wide, hidden, "none")
+        found += _matrix("model.project_out", hidden, wide, "none")
+    if r["hc_mult"]:
+        found += _matrix("model.hc_head", r["hc_mult"] * hidden, r["hc_mult"], "none")
+        found += _vector("model.hc_head.base", r["hc_mult"] + 1)
+    if r["per_layer_input"]:
+        size = r["per_layer_input"] * r["layers"]
+        found += _matrix("model.embed_tokens_per_layer", size, vocab, "vocab")
+        found += _matrix("model.per_layer_model_projection", hidden, size, "none")
+        found += _vector("model.per_layer_projection_norm", r["per_layer_input"])
+    return found
+
+
+def _layer_norms(r: Row, kind: Kind) -> List[Tensor]:
+    hidden, count = r["hidden"], r["norms"]
+    if r["blocks"]:
+        count -= (kind.mixer == "-") + (kind.ffn == "-")
+    if kind.ffn == "E" and r["moe_plus_dense"]:
+        count += 3  # Gemma-4
+    found = _vector("norms", count * hidden * r["norm_width"]) if count else []
+    if r["hc_mult"]:  # DeepSeek-V4 hyper-connections, before attention and before the FFN
+        streams = r["hc_mult"]
+        mix = (2 + streams) * streams
+        for name in ("hc_attn", "hc_ffn"):
+            found += _matrix(name, streams * hidden, mix, "none") + _vector(name + ".base", mix + 3)
+    if r["per_layer_input"]:
+        found += _matrix("per_layer_input_gate", hidden, r["per_layer_input"], "none")
+        found += _matrix("per_layer_projection", r["per_layer_input"], hidden, "none")
+        found += _vector("post_per_layer_input_norm", hidden)
+    return found
+
+
+def _mixer_tensors(r: Row, kind: Kind) -> List[Tensor]:
+    at = r["paths"].split()[0]
+    hidden = r["hidden"]
+    if kind.mixer == "-":
+        return []
+    if kind.mixer == "R":
+        return _matrix(f"{at}.linear_attn", hidden, hidden)
+    if kind.mixer in "LKNMJ":
+        return RECURRENT[kind.mixer](r)
+    if r["hc_mult"]:
+        return _compressed_attention(r, kind, at)
+    found = _latent_attention(r, at) if r["kv_lora"] else _grouped_attention(r, kind, at)
+    return found + (_indexer(r, at) if kind.indexer else [])
+
+
+def _grouped_attention(r: Row, kind: Kind, at: str) -> List[Tensor]:
+    """MHA, GQA, MQA: q, k, v, o with biases, QK norms, output gate and sinks where they are."""
+    hidden, bias = r["hidden"], r["qkv_bias"]
+    heads, kv_heads, d_k, d_v = heads_of(r, kind)
+    found = _matrix(f"{at}.q_proj", hidden, heads * d_k * (2 if r["gate"] else 1), "tp", bias)
+    if not kind.shared_kv:
+        found += _matrix(f"{at}.k_proj", hidden, kv_heads * d_k, "kv", bias)
+        if not (r["k_eq_v"] and kind.mixer == "F"):
+            found += _matrix(f"{at}.v_proj", hidden, kv_heads * d_v, "kv", bias)
+    found += _matrix(f"{at}.o_proj", heads * d_v, hidden, "tp", r["o_bias"])
+    if r["qk_norm"]:
+        each = (1, 1) if r["qk_norm"] == "head" else (heads, kv_heads)
+        found += _vector(f"{at}.q_norm", each[0] * d_k)
+        found += [] if kind.shared_kv else _vector(f"{at}.k_norm", each[1] * d_k)
+    if r["sinks"] in ("all", kind.mixer):
+        found += _vector(f"{at}.sinks", heads, "tp")
+    return found
+
+
+def _latent_attention(r: Row, at: str) -> List[Tensor]:
+    """MLA (DeepSeek-V2/V3, Kimi, GLM-5): down-projections are on each TP rank."""
+    hidden, heads, latent, rope = r["hidden"], r["heads"], r["kv_lora"], r["rope"]
+    d_qk, d_v = r["nope"] + rope, r["v_head_dim"] or r["nope"]
+    if r["q_lora"]:
+        found = _matrix(f"{at}.q_a_proj", hidden, r["q_lora"], "none", r["qkv_bias"])
+        found += _vector(f"{at}.q_a_layernorm", r["q_lora"])
+        found += _matrix(f"{at}.q_b_proj", r["q_lora"], heads * d_qk)
+    else:
+        found = _matrix(f"{at}.q_proj", hidden, heads * d_qk)
+    found += _matrix(f"{at}.kv_a_proj_with_mqa", hidden, latent + rope, "none", r["qkv_bias"])
+    found += _vector(f"{at}.kv_a_layernorm", latent)
+    found += _matrix(f"{at}.kv_b_proj", latent, heads * (r["nope"] + d_v))
+    if r["mla_gate"]:
+        found += _matrix(f"{at}.g_proj", hidden, heads * d_v)
+    return found + _matrix(f"{at}.o_proj", heads * d_v, hidden, "tp", r["o_bias"])
+
+
+def _indexer(r: Row, at: str) -> List[Tensor]:
+    """Sparse-attention indexer: DSA (DeepSeek-V3.2, GLM-5) with a query latent, or MiniMax-M3."""
+    hidden, heads, dim = r["hidden"], r["index_heads"], r["index_dim"]
+    found = _matrix(f"{at}.indexer.wq_b", r["q_lora"] or hidden, heads * dim, "none")
+    found += _matrix(f"{at}.indexer.wk", hidden, dim, "none")
+    found += _vector(f"{at}.indexer.k_norm", 2 * dim)
+    if r["q_lora"]:
+        found += _matrix(f"{at}.indexer.weights_proj", hidden, heads, "none")
+    return found
+
+
+def _compressed_attention(r: Row, kind: Kind, at: str) -> List[Tensor]:
+    """DeepSeek-V4: one KV head, compressed 4x (A, with indexer) or 128x (H); grouped output."""
+    hidden, heads, dim, q_lora = r["hidden"], r["heads"], r["head_dim"], r["q_lora"]
+    grouped = r["o_groups"] * r["o_lora"]
+    found = _matrix(f"{at}.wq_a", hidden, q_lora, "none") + _vector(f"{at}.q_norm", q_lora)
+    found += _matrix(f"{at}.wq_b", q_lora, heads * dim)
+    found += _matrix(f"{at}.wkv", hidden, dim, "none") + _vector(f"{at}.kv_norm", dim)
+    found += _matrix(f"{at}.wo_a", heads * dim // max(1, r["o_groups"]), grouped)
+    found += _matrix(f"{at}.wo_b", grouped, hidden) + _vector(f"{at}.attn_sink", heads, "tp")
+    if kind.mixer in "AH":
+        found += _compressor(f"{at}.compressor", hidden, dim, COMPRESSION[kind.mixer])
+    if kind.mixer == "A":
+        found += _matrix(f"{at}.indexer.wq_b", q_lora, r["index_heads"] * r["index_dim"], "none")
+        found += _matrix(f"{at}.indexer.weights_proj", hidden, r["index_heads"], "none")
+        found += _compressor(f"{at}.indexer.compressor", hidden, r["index_dim"], 4)
+    return found
+
+
+COMPRESSION = {"A": 4, "H": 128}  # tokens in a KV entry
+
+
+def _compressor(name: str, hidden: int, dim: int, ratio: int) -> List[Tensor]:
+    wide = dim * (2 if ratio == 4 else 1)  # the 4x windows overlap
+    return (_matrix(f"{name}.wkv", hidden, wide, "none")
+            + _matrix(f"{name}.wgate", hidden, wide, "none")
+            + _vector(f"{name}.ape", ratio * wide) + _vector(f"{name}.norm", dim))
+
+
+def _gated_delta(r: Row) -> List[Tensor]:
+    """Gated DeltaNet of Qwen3-Next and Qwen3.5."""
+    hidden, heads, conv = r["hidden"], r["value_heads"], r["conv"]
+    keys, values = r["key_heads"] * r["key_dim"], heads * r["value_dim"]
+    return (_matrix("linear_attn.in_proj_qkv", hidden, 2 * keys + values)
+            + _matrix("linear_attn.in_proj_z", hidden, values)
+            + _matrix("linear_attn.in_proj_b", hidden, heads)
+            + _matrix("linear_attn.in_proj_a", hidden, heads)
+            + _matrix("linear_attn.conv1d", conv, 2 * keys + values)
+            + _vector("linear_attn.A_log", 2 * heads, "tp")  # and dt_bias
+            + _vector("linear_attn.norm", r["value_dim"])
+            + _matrix("linear_attn.out_proj", values, hidden))
+
+
+def _kimi_delta(r: Row) -> List[Tensor]:
+    """Kimi delta attention; the gates are of full rank, or of the rank of a head."""
+    hidden, heads, dim = r["hidden"], r["value_heads"], r["value_dim"]
+    wide = heads * dim
+    found: List[Tensor] = []
+    for name in "qkv":
+        found += _matrix(f"self_attn.{name}_proj", hidden, wide)
+        found += _matrix(f"self_attn.{name}_conv1d", r["conv"], wide)
+    for name in "fg":
+        if r["full_gate"]:
+            found += _matrix(f"self_attn.{name}_proj", hidden, wide)
+        else:
+            found += _matrix(f"self_attn.{name}_a_proj", hidden, dim, "none")
+            found += _matrix(f"self_attn.{name}_b_proj", dim, wide)
+    return (found + _matrix("self_attn.b_proj", hidden, heads)
+            + _vector("self_attn.A_log", heads + wide, "tp") + _vector("self_attn.o_norm", dim)
+            + _matrix("self_attn.o_proj", wide, hidden))
+
+
+def _lightning(r: Row) -> List[Tensor]:
+    """Lightning attention of MiniMax-M1."""
+    hidden = r["hidden"]
+    wide = r["heads"] * (r["head_dim"] or hidden // r["heads"])
+    return (_matrix("self_attn.qkv_proj", hidden, 3 * wide)
+            + _matrix("self_attn.output_gate", hidden, wide)
+            + _vector("self_attn.norm", wide, "tp") + _matrix("self_attn.out_proj", wide, hidden))
+
+
+def _mamba2(r: Row) -> List[Tensor]:
+    """Mamba-2 of Nemotron-H; its width is heads * head size, "expand" is not used."""
+    hidden, heads = r["hidden"], r["mamba_heads"]
+    inner = heads * r["mamba_dim"]
+    wide = inner + 2 * r["groups"] * r["state"]
+    found = _matrix("mixer.in_proj", hidden, inner + wide + heads, "tp", r["mamba_bias"])
+    found += _matrix("mixer.conv1d", r["conv"], wide, "tp", r["conv_bias"])
+    found += _vector("mixer.A_log", 3 * heads, "tp")  # and D, dt_bias
+    found += _vector("mixer.norm", inner, "tp")
+    return found + _matrix("mixer.out_proj", inner, hidden, "tp", r["mamba_bias"])
+
+
+def _mamba1(r: Row) -> List[Tensor]:
+    """Mamba-1 of Jamba, with norms on dt, B and C."""
+    hidden, inner, state, rank = r["hidden"], r["mamba_dim"], r["state"], r["dt_rank"]
+    return (_matrix("mamba.in_proj", hidden, 2 * inner, "tp", r["mamba_bias"])
+            + _matrix("mamba.conv1d", r["conv"], inner, "tp", r["conv_bias"])
+            + _matrix("mamba.x_proj", inner, rank + 2 * state)
+            + _matrix("mamba.dt_proj", rank, inner, "tp", True)
+            + _vector("mamba.A_log", inner * (state + 1), "tp")  # and D
+            + _vector("mamba.dt_layernorm", rank + 2 * state)
+            + _matrix("mamba.out_proj", inner, hidden, "tp", r["mamba_bias"]))
+
+
+RECURRENT = {"L": _gated_delta, "K": _kimi_delta, "N": _lightning, "M": _mamba2, "J": _mamba1}
+
+
+def _ffn_tensors(r: Row, kind: Kind) -> List[Tensor]:
+    at = r["paths"].split()[1]
+    if kind.ffn == "R":
+        return _matrix(f"{at}.linear_mlp", r["hidden"], r["hidden"])
+    found: List[Tensor] = []
+    if kind.ffn == "D" or (kind.ffn == "E" and r["moe_plus_dense"]):
+        dense = "mlp" if at == "block_sparse_moe" else at
+        found = _mlp(r, dense, r["hidden"], kind.width)
+    if kind.ffn == "E":
+        found += _experts(r, kind, at)
+    return found
+
+
+def _mlp(r: Row, at: str, hidden: int, width: int, copies: int = 1,
+         bias: Optional[bool] = None) -> List[Tensor]:
+    """Gated (three matrices) or plain (two) FFN."""
+    split = "tp" if copies == 1 else "expert"
+    biased = r["mlp_bias"] if bias is None else bias
+    found = []
+    if r["mlp"] == "gated":
+        found = _matrix(f"{at}.gate_proj", hidden, width, split, biased, copies)
+    found += _matrix(f"{at}.up_proj", hidden, width, split, biased, copies)
+    return found + _matrix(f"{at}.down_proj", width, hidden, split, biased, copies)
+
+
+def _experts(r: Row, kind: Kind, at: str) -> List[Tensor]:
+    """Router, routed experts, shared expert."""
+    _, _, experts, router, shared = r["paths"].split()
+    hidden, count, latent = r["hidden"], r["experts"], r["latent"]
+    path = "" if r["moe_plus_dense"] else at + "."  # Gemma-4 keeps experts beside the MLP
+    found = _matrix(f"{path}{router}", hidden, count, "none", r["router_bias"])
+    if r["score_bias"] and not kind.hashed:
+        found += _vector(f"{path}{router}.e_score_correction_bias", count)
+    if r["moe_plus_dense"]:
+        found += _vector(f"{path}{router}.scale", hidden + count)
+    found += _mlp(r, f"{path}{experts}.*", latent or hidden, r["expert_ffn"], count,
+                  r["expert_bias"])
+    if latent:
+        found += _matrix(f"{path}fc1_latent_proj", hidden, latent, "none")
+        found += _matrix(f"{path}fc2_latent_proj", latent, hidden, "none")
+    if r["shared_ffn"]:
+        found += _mlp(r, f"{path}{shared}", hidden, r["shared_ffn"])
+    if r["shared_gate"]:
+        found += _matrix(f"{path}shared_expert_gate", hidden, 1, "none")
+    return found
+
+
+# ---- 4c. A row to caches -----------------------------------------------------------------------
+
+
+def caches_of(row: Row) -> Tuple[Cache, ...]:
+    """What the layers keep for a sequence, equal layers together."""
+    r = {**DEFAULTS, **row}
+    counts: Dict[Cache, int] = {}
+    for kind in layer_kinds(row):
+        for cache in _layer_caches(r, kind):
+            counts[cache] = counts.get(cache, 0) + 1
+    return tuple(cache._replace(layers=n) for cache, n in counts.items())
+
+
+def _layer_caches(r: Row, kind: Kind) -> List[Cache]:
+    if kind.mixer in "R-":
+        return []
+    if kind.mixer in "LKNMJ":
+        return [_state(r, kind.mixer)]
+    if r["hc_mult"]:
+        return _compressed_caches(r, kind)
+    if r["kv_lora"]:
+        heads, latent, rope = r["heads"], r["kv_lora"], r["rope"]
+        found = [Cache("mla", 1, 1, latent + rope, reads=r["index_topk"],
+                       flops=2 * heads * (r["nope"] + rope + (r["v_head_dim"] or r["nope"])),
+                       decode_flops=2 * heads * (2 * latent + rope))]
+    else:
+        found = [_grouped_cache(r, kind)]
+    if kind.indexer:
+        work = 2 * r["index_heads"] * r["index_dim"]
+        found.append(Cache("indexer", 1, 1, r["index_dim"], flops=work, decode_flops=work))
+    return found
+
+
+def _grouped_cache(r: Row, kind: Kind) -> Cache:
+    heads, kv_heads, d_k, d_v = heads_of(r, kind)
+    name, window = {"S": ("sliding", r["window"]), "C": ("chunked", r["chunk"])}.get(
+        kind.mixer, ("full", 0))
+    work = 2 * heads * (d_k + d_v)
+    if kind.shared_kv:
+        return Cache(name, 1, 0, 0, window, flops=work, decode_flops=work)
+    return Cache(name, 1, kv_heads, d_k + d_v, window,
+                 reads=r["index_topk"] if kind.indexer else 0, flops=work, decode_flops=work)
+
+
+def _compressed_caches(r: Row, kind: Kind) -> List[Cache]:
+    """DeepSeek-V4: a window of entries in every layer, one entry for 4 or 128 tokens beside it."""
+    dim, work = r["head_dim"], 4 * r["heads"] * r["head_dim"]
+    found = [Cache("sliding", 1, 1, dim, r["window"], flops=work, decode_flops=work)]
+    if kind.mixer in "AH":
+        every = COMPRESSION[kind.mixer]
+        found.append(Cache("compressed", 1, 1, dim, every=every,
+                           reads=r["index_topk"] if kind.mixer == "A" else 0,
+                           flops=work // every, decode_flops=work // every))
+    if kind.mixer == "A":
+        work = 2 * r["index_heads"] * r["index_dim"] // 4
+        found.append(Cache("indexer", 1, 1, r["index_dim"], every=4, flops=work,
+                           decode_flops=work))
+    return found
+
+
+def _state(r: Row, mixer: str) -> Cache:
+    """Fixed state of a recurrent layer: last inputs of the convolution (2 B each), and state."""
+    rows, heads, dim = r["conv"] - 1, r["value_heads"], r["value_dim"]
+    if mixer == "L":
+        conv = (2 * r["key_heads"] * r["key_dim"] + heads * dim) * rows
+        state = heads * dim * r["key_dim"]
+    elif mixer == "K":
+        conv, state = 3 * heads * dim * rows, heads * dim * dim
+    elif mixer == "M":
+        heads, inner = r["mamba_heads"], r["mamba_heads"] * r["mamba_dim"]
+        conv = (inner + 2 * r["groups"] * r["state"]) * rows
+        state = inner * r["state"]
+    elif mixer == "J":
+        heads, conv, state = r["mamba_dim"], r["mamba_dim"] * rows, r["mamba_dim"] * r["state"]
+    else:
+        heads, conv = r["heads"], 0
+        state = heads * (r["head_dim"] or r["hidden"] // heads) ** 2
+    return Cache("state", 1, heads, state_bytes=2 * conv + r["state_bytes_each"] * state,
+                 state_elements=conv + state)
+
+
+# ---- 4d. Bytes of quantised weights ------------------------------------------------------------
+
+
+class Scheme(NamedTuple):
+    """How a quantised matrix is stored: values, scales, zero points."""
+
+    label: str
+    bits: int
+    group: int = 0  # inputs that share a scale; 0 = all
+    block: int = 1  # outputs that share a scale; 0 = all
+    scale_bytes: float = 0  # a scale (and zero point) [B]
+    row_bytes: int = 0  # per input [B] (GPTQ g_idx)
+
+    def bytes_of(self, d_in: int, d_out: int) -> float:
+        """Stored size of a d_in x d_out matrix [B]."""
+        scales = -(-d_in // (self.group or d_in)) * -(-d_out // (self.block or d_out))
+        return d_in * d_out * self.bits / 8 + scales * self.scale_bytes + d_in * self.row_bytes
+
+
+class Quant(NamedTuple):
+    """Quantisation that a checkpoint declares."""
+
+    method: str  # "" = none
+    rules: Tuple[Tuple[Optional[Tuple[str, ...]], Scheme], ...] = ()  # (patterns or all, scheme)
+    ignore: Tuple[str, ...] = ()
+    plain_bytes: int = 2  # per unquantised weight [B]
+    plain: str = "bf16"
+    kv_native: str = ""
+
+
+NVFP4 = Scheme("nvfp4", 4, 16, 1, 1)
+MXFP4 = Scheme("mxfp4", 4, 32, 1, 1)
+ROUGH = "unknown format"  # label of a method that is not in the table: taken from its bits
+EXPERTS = ("re:.*\\.experts\\..*",)  # routed experts only
+EXPERT_ALIASES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+# quant_algo of NVIDIA modelopt -> scheme. NVFP4's one 4-byte scale per tensor is left out.
+ALGOS = {
+    "FP8": Scheme("fp8", 8), "NVFP4": NVFP4, "W4A16_NVFP4": NVFP4, "NVFP4_AWQ": NVFP4,
+    "W4A8_NVFP4_FP8": NVFP4, "MXFP8": Scheme("mxfp8", 8, 32, 1, 1), "MXFP4": MXFP4,
+    "W4A8_MXFP4_FP8": MXFP4, "FP8_PB_WO": Scheme("fp8", 8, 128, 128, 4),
+    "FP8_BLOCK_SCALES": Scheme("fp8", 8, 128, 128, 4),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8", 8, 0, 1, 4),
+    "W4A16_AWQ": Scheme("int4", 4, 128, 1, 2), "W4A8_AWQ": Scheme("int4", 4, 128, 1, 2),
+    "W8A16": Scheme("int8", 8, 0, 1, 2),
+    "W8A8_SQ_PER_CHANNEL": Scheme("int8", 8, 0, 1, 4), "W4A16": Scheme("int4", 4, 0, 1, 2),
+}
+NEVER_QUANTISED = (  # last part of the name
+    "embed_tokens", "lm_head", "gate", "router", "conv1d", "q_conv1d", "k_conv1d", "v_conv1d",
+    "shared_expert_gate", "weights_proj", "in_proj_a", "in_proj_b", "embed_positions", "hc_attn",
+    "hc_ffn", "hc_head", "embed_tokens_per_layer",
+)
+
+
+def read_quant(fields: Fields, extra: Optional[Mapping[str, Any]] = None) -> Quant:
+    """What quantization_config, or hf_quant_config.json (extra), declares."""
+    dtype = str(fields.get("torch_dtype dtype", str, outer_first=True) or "bfloat16").split(".")[-1]
+    plain, size = {"float32": ("fp32", 4), "float16": ("fp16", 2), "half": ("fp16", 2)}.get(
+        dtype, ("bf16", 2))
+    config = fields.get("quantization_config", dict, outer_first=True) or {}
+    inner = (extra or {}).get("quantization", extra) or {}
+    if not isinstance(inner, dict):
+        raise UserError("hf_quant_config.json: quantization is not an object")
+    merged = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    if not merged:
+        return Quant("", plain_bytes=size, plain=plain)
+    method = str(merged.get("quant_method") or ("modelopt" if merged.get("quant_algo") else ""))
+    ignore = [p for key in ("modules_to_not_convert", "ignore", "exclude_modules",
+                            "ignored_layers", "llm_int8_skip_modules")
+              for p in fields_list(merged, key)]
+    rules = _quant_rules(method, merged)
+    if method == "fp8" and fields.text.get("expert_dtype") == "fp4":  # DeepSeek-V4
+        rules.insert(len(rules) - 1, (EXPERTS, MXFP4))
+    if method == "fp8" and isinstance(merged.get("quantized_layers"), dict):
+        ignore = fields_list(merged, "modules_to_not_convert")  # what is not in the map stays fp8
+    scheme = merged.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, dict) else scheme
+    fp8_kv = bits == 8 or "FP8" in (bits, merged.get("kv_cache_quant_algo"))
+    return Quant(method, tuple(rules), tuple(ignore), size, plain, "fp8" if fp8_kv else "")
+
+
+Rules = List[Tuple[Optional[Tuple[str, ...]], Scheme]]
+
+
+def _quant_rules(method: str, q: Mapping[str, Any]) -> Rules:
+    """Which modules are stored how; the first rule that matches a module counts."""
+    layers = q.get("quantized_layers")
+    if isinstance(layers, dict) and layers:
+        return _rules_of_map(layers) + ([(None, _fp8(q))] if method == "fp8" else [])
+    bits, group = _int_of(q, "bits", 4), max(0, _int_of(q, "group_size", 128))
+    if method in ("fp8", "fbgemm_fp8"):
+        return [(None, _fp8(q))]
+    if method in ("awq", "awq_marlin"):
+        return [(None, Scheme("awq", bits, group, 1, 2 + bits / 8))]
+    if method.startswith("gptq"):
+        head: Rules = [(("lm_head",), Scheme("gptq", bits, group, 1, 2 + bits / 8, 4))]
+        every: Rules = [(None, head[0][1])]
+        return head + every if q.get("lm_head") else every
+    if method == "mxfp4":
+        return [(EXPERTS, MXFP4)]
+    if method == "bitsandbytes":
+        if not q.get("load_in_4bit"):
+            return [(None, Scheme("int8", 8))]
+        double = q.get("bnb_4bit_use_double_quant")
+        return [(None, Scheme("int4", 4, 64, 1, 1 + 4 / 256 if double else 4))]
+    algo = str(q.get("quant_algo") or "")
+    if algo in ALGOS:
+        return [(None, ALGOS[algo])]
+    groups = q.get("config_groups")
+    if isinstance(groups, dict) and groups:
+        return [_rule_of_group(g, str(q.get("format") or "")) for g in groups.values()]
+    return [(None, Scheme(ROUGH, _int_of(q, "bits", _int_of(q, "w_bit", 8)), group, 1, 2))]
+
+
+def _int_of(q: Mapping[str, Any], key: str, default: int) -> int:
+    value = q.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _fp8(q: Mapping[str, Any]) -> Scheme:
+    block = q.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) for b in block):
+        return Scheme("fp8", 8, block[1], block[0], 4)
+    return Scheme("fp8", 8, 0, 1, 4)
+
+
+def _rules_of_map(layers: Mapping[str, Any]) -> Rules:
+    """Rules from modelopt's {module: {quant_algo}}; one routed expert stands for all."""
+    names: Dict[str, List[str]] = {}
+    for name, how in layers.items():
+        if ".experts." in name and ".experts.0." not in name and not name.endswith(".experts"):
+            continue
+        algo = how.get("quant_algo") if isinstance(how, dict) else how
+        names.setdefault(str(algo), []).append(name)
+    return [(tuple(found), ALGOS.get(algo, ALGOS["FP8"])) for algo, found in names.items()]
+
+
+def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, ...]], Scheme]:
+    """Rule from a compressed-tensors group: targets and weights."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        raise UserError("config.json: a group of quantization_config has no weights")
+    targets = fields_list(group, "targets")
+    named = tuple(t for t in targets if t.startswith("re:") or "." in t or t == "lm_head")
+    bits, size = _int_of(weights, "num_bits", 8), max(0, _int_of(weights, "group_size", 0))
+    form = str(group.get("format") or outer_format)
+    is_float = weights.get("type") == "float"
+    if is_float and bits == 4:
+        return named or None, MXFP4 if form.startswith("mxfp4") or size == 32 else NVFP4
+    if weights.get("strategy") == "block" or weights.get("block_structure"):
+        block = weights.get("block_structure")
+        return named or None, _fp8({"weight_block_size": block or [128, 128]})
+    zero = 0 if weights.get("symmetric", True) else bits / 8
+    return named or None, Scheme(f"{'fp' if is_float else 'int'}{bits}", bits, size, 1, 2 + zero)
+
+
+def quantised_bytes(tensors: Sequence[Tensor], quant: Quant) -> Tuple[int, str]:
+    """(bytes of all weights as stored, label of the scheme that most parameters have)."""
+    total = 0.0
+    by_label: Dict[str, int] = {quant.plain: 0}
+    ignored = Patterns(quant.ignore)
+    rules = [(None if p is None else Patterns(p), scheme) for p, scheme in quant.rules]
+    for t in tensors:
+        last = t.name.rsplit(".", 1)[-1]
+        each = max(1, t.d_in) * t.d_out * t.copies
+        layers: Set[int] = set(t.layers or (-1,))
+        free = set(layers) if not t.d_in else ignored.matching(t.name, layers)
+        rest = layers - free
+        for patterns, scheme in rules if rest else ():
+            if patterns is None and last in NEVER_QUANTISED:
+                continue
+            chosen = rest if patterns is None else patterns.matching(t.name, rest)
+            total += len(chosen) * t.copies * scheme.bytes_of(t.d_in, t.d_out)
+            by_label[scheme.label] = by_label.get(scheme.label, 0) + len(chosen) * each
+            rest = rest - chosen
+        plain = len(free) + len(rest)
+        total += plain * each * (4 if last == "e_score_correction_bias" else quant.plain_bytes)
+        by_label[quant.plain] += plain * each
+    return round(total), max(by_label, key=lambda label: by_label[label])
+
+
+class Patterns:
+    """Module patterns of an exclude or target list, grouped so that layers need no loop.
+
+    A plain name holds for a module whose path has it as whole components; "*" makes a glob (the
+    children of what it matches count too); "re:" is a regular expression.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Split each pattern into the layers it names and the rest of the path."""
+        self.by_rest: Dict[str, Set[str]] = {}  # rest of the path -> layer numbers, as text
+        self.regexes: List[str] = []
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                self.regexes.append(pattern[3:])
+                continue
+            rest = _without_prefix(pattern)
+            start, _, last = rest.rpartition(".")
+            if ".experts." in rest and last in EXPERT_ALIASES:
+                rest = f"{start}.{EXPERT_ALIASES[last]}"
+            layer = "*"
+            if rest.startswith("layers."):
+                layer, dot, rest = rest[len("layers."):].partition(".")
+                rest = rest if dot else "*"  # "layers.61*" and "layers.61"
+            self.by_rest.setdefault(rest, set()).add(layer)
+
+    def matching(self, name: str, layers: Set[int]) -> Set[int]:
+        """Those of the layers in which the module matches a pattern."""
+        found: Set[int] = set()
+        probe = _without_prefix(name).replace("*", "0")
+        for rest, numbers in self.by_rest.items():
+            if not self._holds(rest, probe):
+                continue
+            if "*" in numbers:
+                return set(layers)
+            for number in numbers:
+                if number.endswith("*"):
+                    found |= {i for i in layers if str(i).startswith(number[:-1])}
+            found |= {i for i in layers if str(i) in numbers}
+        for regex in self.regexes:
+            found |= _regex_layers(regex, name.replace("*", "0"), layers - found)
+        return found
+
+    @staticmethod
+    def _holds(pattern: str, probe: str) -> bool:
+        if "*" not in pattern and "?" not in pattern:
+            return f".{pattern}." in f".{probe}."
+        from fnmatch import fnmatchcase
+
+        return any(fnmatchcase(text, pattern) or fnmatchcase(text, pattern + ".*")
+                   for text in (probe, "layers." + probe))
+
+
+def _without_prefix(name: str) -> str:
+    """The path without "model.", "language_model.", "backbone." and the like in front."""
+    while True:
+        head, dot, rest = name.partition(".")
+        if not dot or head not in ("model", "language_model", "backbone", "transformer",
+                                   "text_model", "thinker"):
+            return name
+        name = rest
+
+
+def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
+    """Layers whose module path the expression matches, by any of the usual prefixes."""
+    import re
+
+    try:
+        match = re.compile(regex).match
+    except re.error:
+        raise UserError(f"quantization_config: {_shown(regex)} is no regular expression") from None
+
+    def holds(layer: int) -> bool:
+        path = name if layer < 0 else f"model.layers.{layer}.{name}"
+        bare = path.removeprefix("model.")
+        return any(match(p + bare) for p in ("model.", "language_model.model.",
+                                             "model.language_model.", "backbone.", ""))
+
+    if "layers" in regex or any(c.isdigit() for c in regex):
+        return {layer for layer in layers if holds(layer)}
+    return set(layers) if layers and holds(next(iter(layers))) else set()
+
+
+# ---- 4e. A row to a model ----------------------------------------------------------------------
+
+
+def count_params(tensors: Sequence[Tensor], row: Row) -> Tuple[int, int]:
+    """(total, active per token) parameters.
+
+    Active leaves out the embedding look-up (a tied table counts once, as lm_head) and all but
+    top_k of the routed experts.
+    """
+    r = {**DEFAULTS, **row}
+    total = active = 0
+    looked_up = {"model.embed_tokens_per_layer", "" if r["tied"] else "model.embed_tokens"}
+    for t in tensors:
+        total += t.params
+        if t.name not in looked_up:
+            active += t.params // t.copies * r["top_k"] if t.copies > 1 else t.params
+    return total, active
+
+
+def build_model(row: Row) -> Model:
+    """The model that a row of presets.json, or of normalise(), describes."""
+    family = family_of([row.get("arch", "")]) or {}
+    r: Row = {**DEFAULTS, **family, **row}
+    if isinstance(r["blocks"], list):
+        r["blocks"] = tuple(map(tuple, r["blocks"]))
+    tensors = tensors_of(r)
+    total, active = count_params(tensors, r)
+    kinds = layer_kinds(r)
+    quant: Optional[Quant] = r["quant"]
+    size, native = quantised_bytes(tensors, quant) if quant else (None, r["native"])
+    experts = [t for t in tensors if t.split == "expert"]
+    share = (quantised_bytes(experts, quant)[0] / size if quant and size
+             else sum(t.params for t in experts) / total)
+    stated = r.get("params_exact") or r.get("params")
+    return Model(
+        name=r["name"], arch=r.get("arch", ""), params=r.get("params") or total,
+        params_exact=int(stated) if stated and r["estimated"] else total,
+        active_params=r.get("active_params") or active,
+        layers=r["layers"], hidden=r["hidden"], heads=r["heads"],
+        kv_heads=1 if r["kv_lora"] else r["kv_heads"] or r["heads"],
+        head_dim=(r["nope"] + r["rope"] if r["kv_lora"]
+                  else r["head_dim"] or r["hidden"] // r["heads"]),
+        vocab=r["vocab"], max_len=r["max_len"], tied=r["tied"], tensors=tensors,
+        caches=caches_of(r), experts=r["experts"], top_k=r["top_k"],
+        expert_layers=sum(kind.ffn == "E" for kind in kinds),
+        native=native, weight_bytes=size, weight_bytes_source=_bytes_source(quant),
+        expert_byte_share=share,
+        kv_native=quant.kv_native if quant else "", mtp_layers=r["mtp"],
+        mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
+        estimated=r["estimated"],
+        notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()),
+    )
+
+
+def _bytes_source(quant: Optional[Quant]) -> str:
+    if quant is None:
+        return ""
+    if any(scheme.label == ROUGH for _, scheme in quant.rules):
+        return f"rough: quantization {quant.method or 'without a name'} is not known"
+    return (f"counted from shapes and quantization ({quant.method})" if quant.method
+            else f"counted from shapes at {quant.plain}")
+
+
+def _mtp_params(r: Row, tensors: Sequence[Tensor]) -> int:
+    """Multi-token-prediction layers: each a last layer, a 2H x H projection and three norms."""
+    if not r["mtp"] or r["layout"] or r["hc_mult"]:
+        return 0
+    last = sum(t.params // len(t.layers) for t in tensors if r["layers"] - 1 in t.layers)
+    return int(r["mtp"] * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"]))
+
+
+# ---- 4f. Checkpoints on disk and on the Hub ----------------------------------------------------
+
+JSON_BYTES_MAX = 50_000_000
+HEADER_BYTES_MAX = 100_000_000
+HUB_TIMEOUT_S = 15.0
+Checkpoint = Tuple[Dict[str, Any], Optional[Dict[str, Any]], Optional[int], str]
+
+
+def parse_json(data: bytes, where: str) -> Dict[str, Any]:
+    """The JSON object in data; UserError names where it came from."""
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise UserError(f"{where} is not valid JSON; is it complete?") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where} holds {_shown(value)}; expected a JSON object")
+    return value
+
+
+def read_checkpoint(path: str) -> Checkpoint:
+    """(config, quantisation, weight bytes or None, source of these) of a config.json or folder."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    config_path = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    if not os.path.isfile(config_path):
+        raise UserError(f"{config_path}: no such file; give a config.json or the folder that"
+                        " holds it")
+    config = parse_json(_read_file(config_path), config_path)
+    quant_path = os.path.join(folder, "hf_quant_config.json")
+    quant = parse_json(_read_file(quant_path), quant_path) if os.path.isfile(quant_path) else None
+    size, source = _weights_on_disk(folder)
+    return config, quant, size, source
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        if os.path.getsize(path) > JSON_BYTES_MAX:
+            raise UserError(f"{path} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no"
+                            " config.json")
+        with open(path, "rb") as file:
+            return file.read(JSON_BYTES_MAX)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def _weights_on_disk(folder: str) -> Tuple[Optional[int], str]:
+    """Weight bytes of a folder, from the index or from the headers of its safetensors files."""
+    index = os.path.join(folder, "model.safetensors.index.json")
+    if os.path.isfile(index):
+        size = total_size(parse_json(_read_file(index), index))
+        if size:
+            return size, "model.safetensors.index.json"
+    try:
+        names = sorted(n for n in os.listdir(folder or ".") if n.endswith(".safetensors"))
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}") from None
+    if not names:
+        return None, ""
+    return sum(_safetensors_bytes(os.path.join(folder, n)) for n in names), "safetensors headers"
+
+
+def total_size(index: Mapping[str, Any]) -> Optional[int]:
+    """metadata.total_size of a model.safetensors.index.json [B]."""
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    good = isinstance(size, (int, float)) and not isinstance(size, bool) and 0 < size < 1e15
+    return int(size) if good and size is not None else None
+
+
+def _safetensors_bytes(path: str) -> int:
+    """Bytes of the tensors in a safetensors file, from its header."""
+    import struct
+
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= HEADER_BYTES_MAX:
+                raise UserError(f"{path}: no safetensors header; is the download complete?")
+            data = file.read(length)
+            if len(data) < length:
+                raise UserError(f"{path} is cut off; is the download complete?")
+            header = parse_json(data, path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    size = 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            begin, end = entry["data_offsets"]
+            size += int(end) - int(begin)
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{path}: header entry {_shown(name)} has no data_offsets") from None
+    return size
+
+
+def fetch_checkpoint(hf_id: str) -> Checkpoint:
+    """As read_checkpoint, from the Hugging Face Hub or what HF_ENDPOINT names."""
+    import re
+
+    parts = hf_id.split("/")
+    if len(parts) != 2 or not all(re.fullmatch(r"[A-Za-z0-9._-]+", p) and p.strip(".")
+                                  for p in parts):
+        raise UserError(f"{_shown(hf_id)} is no Hugging Face id; expected org/name")
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    base = f"{endpoint}/{hf_id}/resolve/main/"
+    data = _download(base + "config.json", hf_id)
+    if data is None:
+        raise UserError(f"{hf_id}: not found at {endpoint}; check the id, or give a config.json")
+    config = parse_json(data, f"config.json of {hf_id}")
+    extra = _download(base + "hf_quant_config.json", hf_id)
+    quant = parse_json(extra, f"hf_quant_config.json of {hf_id}") if extra is not None else None
+    index = _download(base + "model.safetensors.index.json", hf_id)
+    size = total_size(parse_json(index, f"index of {hf_id}")) if index is not None else None
+    return config, quant, size, "model.safetensors.index.json" if size else ""
+
+
+def _download(url: str, hf_id: str) -> Optional[bytes]:
+    """The body at url, None if it is not there (404); the token goes to no other host."""
+    import http.client
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    class Redirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, req: Any, *args: Any) -> Any:
+            found = super().redirect_request(req, *args)
+            if found is not None and origin(found.full_url) != origin(url):
+                found.headers.pop("Authorization", None)
+            return found
+
+    def origin(address: str) -> Tuple[str, str]:
+        parts = urllib.parse.urlsplit(address)
+        return parts.scheme, parts.netloc
+
+    if origin(url)[0] not in ("http", "https"):
+        raise UserError("HF_ENDPOINT must start with https:// or http://")
+    token = os.environ.get("HF_TOKEN")
+    request = urllib.request.Request(url, headers={"User-Agent": "capacity"})
+    if token:
+        request.add_header("Authorization", f"Bearer {token.strip()}")
+    try:
+        with urllib.request.build_opener(Redirect).open(request, timeout=HUB_TIMEOUT_S) as reply:
+            body = bytes(reply.read(JSON_BYTES_MAX + 1))
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        gated = "; it is private or gated: set HF_TOKEN" if error.code in (401, 403) else ""
+        raise UserError(f"{hf_id}: {url} answered {error.code}{gated}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise UserError(f"{hf_id}: cannot reach {origin(url)[1]} ({why}); save its config.json and"
+                        " give its path") from None
+    if len(body) > JSON_BYTES_MAX:
+        raise UserError(f"{url} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no config file")
+    return body
+
+# ---- 4. Hardware ---------------------------------------------------------------------------
+
+
+class Gpu(NamedTuple):
+    """One accelerator: what a datasheet and its driver say of it."""
+
+    name: str
+    title: str
+    memory_bytes: float  # what the driver reports
+    bandwidth_bytes_s: float
+    flop_s: Mapping[str, float]  # dense peak by compute type: bf16, fp8, int8, fp4
+    link: Optional[Link]  # between the GPUs of one domain
+    domain: int  # GPUs that one such link domain joins
+    note: str
+
+
+class Link(NamedTuple):
+    """A way between GPUs, or from storage, in one direction."""
+
+    name: str
+    bytes_s: float
+
+
+class Precision(NamedTuple):
+    """How an element is stored: nominal width and the tensor-core type that multiplies it."""
+
+    name: str
+    bytes: float
+    compute: str
+
+
+# Nominal widths; scales and unquantised parts belong to the checkpoint's own accounting.
+# 4-bit integer weights are dequantised to BF16 before they multiply; so is MXFP4 without FP4 units.
+WEIGHTS = {p.name: p for p in (
+    Precision("fp32", 4.0, "bf16"), Precision("bf16", 2.0, "bf16"), Precision("fp16", 2.0, "bf16"),
+    Precision("fp8", 1.0, "fp8"), Precision("int8", 1.0, "int8"), Precision("int4", 0.5, "bf16"),
+    Precision("awq", 0.5, "bf16"), Precision("gptq", 0.5, "bf16"), Precision("mxfp4", 0.5, "fp4"),
+    Precision("nvfp4", 0.5, "fp4"))}
+KV = {p.name: p for p in (
+    Precision("bf16", 2.0, ""), Precision("fp16", 2.0, ""), Precision("fp8", 1.0, ""),
+    Precision("int8", 1.0, ""), Precision("nvfp4", 0.5625, ""))}  # 1/16 of an FP8 scale an element
+SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8",
+             "fp8_e5m2": "fp8", "w8a8": "int8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
+             "gptq_marlin": "gptq", "fp4": "nvfp4", "compressed-tensors": "auto"}
+
+
+def presets() -> Dict[str, List[Dict[str, Any]]]:
+    """The tables of presets.json beside this script; empty when it is not there.
+
+    Raises UserError when it is there and cannot be read.
+    """
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "presets.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            tables: Dict[str, List[Dict[str, Any]]] = json.load(file)
+            return tables
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"presets.json cannot be read: {error}; restore it beside capacity.py"
+                        ) from None
+
+
+def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The preset row called `name` (or with that alias); UserError with near names if none is."""
+    wanted = name.lower()
+    for row in rows:
+        if wanted == row["name"] or wanted in row.get("aliases", ()):
+            return row
+    if not rows:
+        raise UserError(f"{what} {name!r} cannot be looked up: presets.json is not beside "
+                        f"capacity.py; put it there, or {BY_HAND[table]}")
+    names = [n for row in rows for n in (row["name"], *row.get("aliases", ()))]
+    raise UserError(f"unknown {what} {name!r}{near(name, names)} --list shows all")
+
+
+BY_HAND = {
+    "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
+    "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
+    "links": "give a rate such as 450GB/s",
+    "workloads": "give --input-len and --output-len",
+}
+
+
+def parse_rate(text: str, links: Sequence[Mapping[str, Any]]) -> Link:
+    """A data rate: '7GB/s', '400Gb/s', a link's name, or a bare number of GB/s."""
+    import re
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*(?:([KMGT])([Bb])(?:/s|ps)?)?\s*", text)
+    if not match:
+        row = find_row("links", text.strip(), "link or rate", links)
+        return Link(str(row["name"]), row["gb_s"] * GIGA)
+    number, prefix, unit = match.groups()
+    try:
+        rate = float(number)
+    except ValueError:
+        raise UserError(f"not a rate: {text!r}; write 7GB/s, 400Gb/s or a link's name") from None
+    rate *= {"K": KILO, "M": MEGA, "G": GIGA, "T": TERA}[prefix or "G"]
+    rate /= 8 if unit == "b" else 1
+    if not 0 < rate < float("inf"):
+        raise UserError(f"a rate must be more than zero: {text!r}")
+    return Link(scaled(rate, "B/s"), rate)
+
+
+def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gpu:
+    """The GPU that the flags describe: a preset's row, with what was given by hand put over it."""
+    by_hand = args.gpu_memory_gib and args.gpu_bandwidth and args.gpu_tflops
+    links = tables.get("links", [])
+    row: Mapping[str, Any] = {"name": args.gpu or "by hand", "link": None, "domain": 8,
+                              "memory_mib": 0, "hbm_tb_s": 0, "tflops": {}}
+    if args.gpu or not by_hand:
+        row = find_row("gpus", args.gpu or "h100", "GPU", tables.get("gpus", []))
+    gpu = gpu_of(row, links)
+    if args.gpu_memory_gib:
+        gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB)
+    if args.gpu_bandwidth:
+        gpu = gpu._replace(bandwidth_bytes_s=parse_rate(args.gpu_bandwidth, links).bytes_s)
+    if args.gpu_tflops:
+        gpu = gpu._replace(flop_s=dict.fromkeys(("bf16", "fp8", "int8", "fp4"),
+                                                args.gpu_tflops * TERA))
+    return gpu
+
+
+def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
+    """The GPU of a row of presets.json."""
+    return Gpu(row["name"], row.get("title", row["name"]), row["memory_mib"] * MIB,
+               row["hbm_tb_s"] * TERA,
+               {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
+               parse_rate(row["link"], links) if row["link"] else None, row["domain"],
+               row.get("note", ""))
+
+# ---- 5a. Lengths ---------------------------------------------------------------------------
+
+
+class Lengths(NamedTuple):
+    """A distribution of token counts: its mean and its quantile function."""
+
+    text: str
+    mean: float
+    quantile: Callable[[float], float]
+
+
+def parse_lengths(flag: str, text: str) -> Lengths:
+    """Lengths as flags write them: 2000, lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE.
+
+    hist:FILE holds one length a line, or `length,count`. Raises UserError.
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if kind == "lognormal":
+            parts = dict(part.split("=") for part in rest.split(","))
+            if set(parts) != {"mean", "cv"}:
+                raise ValueError
+            return lognormal(text, positive(parts["mean"]), positive(parts["cv"]))
+        if kind == "uniform":
+            low, high = (positive(part) for part in rest.split(".."))
+            if high < low:
+                raise ValueError
+            return Lengths(text, (low + high) / 2, lambda q: low + q * (high - low))
+        if kind == "hist":
+            return histogram(flag, rest)
+        fixed = positive(text)
+        return Lengths(text, fixed, lambda q: fixed)
+    except (ValueError, UserError) as error:
+        why = f": {error}" if isinstance(error, UserError) else ""
+        raise UserError(f"{flag} {text!r} is not a length{why}; write 2000, "
+                        "lognormal:mean=2000,cv=0.5, uniform:100..4000 or hist:FILE") from None
+
+
+def lognormal(text: str, mean: float, cv: float) -> Lengths:
+    """Log-normal lengths with this mean and coefficient of variation (sd / mean)."""
+    import math
+    from statistics import NormalDist
+    sigma = math.sqrt(math.log1p(cv * cv))
+    mu = math.log(mean) - sigma * sigma / 2
+    return Lengths(text, mean, lambda q: math.exp(mu + sigma * NormalDist().inv_cdf(q)))
+
+
+def histogram(flag: str, path: str) -> Lengths:
+    """Lengths as counted in a file: one a line, or `length,count`; '#' starts a comment."""
+    pairs = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for n, line in enumerate(file, 1):
+                line = line.partition("#")[0].strip()
+                if not line:
+                    continue
+                length, _, times = line.partition(",")
+                try:
+                    pairs.append((positive(length), not_negative(times or "1")))
+                except UserError as error:
+                    raise UserError(f"{path} line {n}: {error}; write a length, or length,count"
+                                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    total = sum(times for _, times in pairs)
+    if not total:
+        raise UserError(f"{path} holds no lengths")
+    pairs.sort()
+
+    def quantile(q: float) -> float:
+        seen = 0.0
+        for length, times in pairs:
+            seen += times
+            if seen >= q * total:
+                return length
+        return pairs[-1][0]
+
+    return Lengths(f"hist:{path}", sum(a * b for a, b in pairs) / total, quantile)
+
+# ---- 5. The deployment ---------------------------------------------------------------------
+
+
+class Deployment(NamedTuple):
+    """One model on some GPUs, and the shape of its work: everything a question may ask of."""
+
+    model: Model
+    gpu: Gpu
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    dcp: int
+    pcp: int
+    util: float
+    reserve_bytes: float
+    mbu: float
+    mfu: float
+    link: Optional[Link]  # as asked for; else the GPU's own, or `far_link` past its domain
+    far_link: Optional[Link]
+    weights: Precision
+    weight_bytes: float  # of the whole model
+    weight_source: str
+    expert_share: float  # of these bytes: the routed experts
+    kv: Precision
+    compute: str  # tensor-core type that multiplies: the weights' one, where the GPU has it
+    ctx_tokens: int
+    history_tokens: float  # average length that a decode step reads back
+    history_source: str
+    prompt_tokens: float
+    batch: Optional[int]  # in flight, where asked
+
+    @property
+    def attention_dp(self) -> int:
+        """Ranks that run attention data-parallel over one set of experts (EP wider than TP)."""
+        return self.dp if self.ep > self.tp * self.pcp else 1
+
+    @property
+    def replicas(self) -> int:
+        """Independent copies of the model, behind a load balancer."""
+        return self.dp // self.attention_dp
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs that one copy of the model takes."""
+        return self.tp * self.pp * self.pcp * self.attention_dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all copies together."""
+        return self.replica_gpus * self.replicas
+
+    @property
+    def stage_share(self) -> float:
+        """Share of the layers on the fullest pipeline stage."""
+        layers = self.model.layers
+        return -(-layers // self.pp) / layers
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of the routed experts, whole model."""
+        return self.weight_bytes * self.expert_share
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs of one stage that share the routed experts out among them."""
+        return max(self.tp, self.ep)
+
+    def link_for(self, ranks: int) -> Optional[Link]:
+        """The link that a collective over so many GPUs runs on; None when none is known."""
+        if self.link:
+            return self.link
+        return self.gpu.link if ranks <= self.gpu.domain else self.far_link
+
+
+def expert_param_share(model: Model) -> float:
+    """Share of the parameters that are routed experts."""
+    return sum(t.params for t in model.tensors if t.split == "expert") / model.params_exact
+
+
+def layout_text(d: Deployment) -> str:
+    """The parallelism in the field's abbreviations: 'TP=2 DP=4 EP=8'."""
+    sizes = ((n, getattr(d, n)) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp"))
+    return " ".join(f"{n.upper()}={size}" for n, size in sizes if size > 1 or n == "tp")
+
+
+def fitting_tp(model: Model, most: int = 64) -> List[int]:
+    """TP sizes that divide the query heads and go evenly with the KV heads."""
+    return [n for n in range(1, most + 1) if not tp_problem(model, n)]
+
+
+def tp_problem(model: Model, tp: int) -> str:
+    """Why the model cannot be split over so many GPUs, or ''."""
+    if model.heads and model.heads % tp:
+        return f"TP={tp} does not divide the {model.heads} query heads"
+    for kv_heads in kv_heads_of(model):
+        if kv_heads % tp and tp % kv_heads:
+            return f"TP={tp} neither divides nor is a multiple of the {kv_heads} KV heads"
+    return ""
+
+
+def kv_heads_of(model: Model) -> List[int]:
+    """The numbers of KV heads that TP divides, over the kinds of layer; none under MLA."""
+    return sorted({c.heads for c in model.caches if c.kind in KV_HEAD_KINDS and c.heads})
+
+
+KV_HEAD_KINDS = ("full", "sliding", "chunked")
+
+
+def check_layout(d: Deployment) -> None:
+    """Raise UserError when the model cannot be laid out so; the line names what would fit."""
+    model = d.model
+    problem = tp_problem(model, d.tp)
+    if problem:
+        fits = [n for n in fitting_tp(model) if n & (n - 1) == 0] or fitting_tp(model)
+        raise UserError(f"{problem} of {model.name}; TP sizes that fit: "
+                        f"{', '.join(map(str, fits))}")
+    if d.pp > model.layers:
+        raise UserError(f"PP={d.pp} is more than the {model.layers} layers of {model.name}; "
+                        f"use --pp {model.layers} or less")
+    if d.tp % d.dcp:
+        raise UserError(f"DCP={d.dcp} must divide TP={d.tp}: it shards the KV cache over TP ranks")
+    kv_heads = max(kv_heads_of(model), default=0)
+    if d.dcp > 1 and kv_heads and d.dcp > max(1, d.tp // kv_heads):
+        raise UserError(f"DCP={d.dcp} with {kv_heads} KV heads needs TP of at least "
+                        f"{kv_heads * d.dcp}: only replicated heads can share tokens out")
+    if d.ep > 1 and not model.experts:
+        raise UserError(f"EP={d.ep} needs a mixture of experts; {model.name} is dense, drop --ep")
+    world = d.tp * d.pcp * d.dp
+    if d.ep > 1 and (world % d.ep or (d.ep % (d.tp * d.pcp) and d.tp * d.pcp % d.ep)
+                     or (d.ep > d.tp * d.pcp and d.ep != world)):
+        raise UserError(f"EP={d.ep} must divide TP x PCP = {d.tp * d.pcp}, or be all "
+                        f"TP x PCP x DP = {world} of them (attention then runs data-parallel)")
+
+
+# ---- 6. Memory -----------------------------------------------------------------------------
+
+
+def weights_bytes_per_gpu(d: Deployment) -> float:
+    """Weights on each GPU of the fullest pipeline stage [B].
+
+    Dense parts are split over TP, experts over EP where that is wider (whole experts: the fullest
+    rank decides). Source: Shoeybi et al., Megatron-LM (1909.08053); vLLM expert parallelism.
+    """
+    dense = (d.weight_bytes - d.expert_bytes) / d.tp
+    return (dense + d.expert_bytes * fullest_expert_share(d)) * d.stage_share
+
+
+def fullest_expert_share(d: Deployment) -> float:
+    """Share of the expert bytes on the GPU that holds the most: whole experts under EP."""
+    if d.ep <= 1 or not d.model.experts:
+        return 1 / d.expert_ranks
+    within = d.expert_ranks // d.ep  # TP ranks that slice each expert further
+    return -(-d.model.experts // d.ep) / d.model.experts / within
+
+
+def cache_bytes(cache: Cache, d: Deployment, tokens: float) -> float:
+    """What one kind of layer holds of a sequence of so many tokens, on each GPU of a stage [B].
+
+    GQA: heads shrink by TP down to one, then replicate. An MLA latent is whole on each TP rank;
+    DCP shares the tokens out, of full and latent caches alone.
+    Source: vLLM kv_cache_interface; DeepSeek-V2 (2405.04434) for the latent.
+    """
+    kept = min(tokens, cache.window) if cache.window else tokens
+    heads = max(1.0, cache.heads / d.tp) if cache.kind in KV_HEAD_KINDS else cache.heads
+    shared = d.dcp if cache.kind in ("full", "mla", "indexer") else 1
+    per_token = heads * cache.elements * d.kv.bytes / cache.every / shared
+    return cache.layers * d.stage_share * (kept * per_token + cache.state_bytes / d.tp)
+
+
+def sequence_bytes(d: Deployment, tokens: float) -> float:
+    """KV cache and state of one sequence of so many tokens, on each GPU that holds it [B]."""
+    return sum(cache_bytes(cache, d, tokens) for cache in d.model.caches)
+
+
+def read_bytes(d: Deployment, history: float) -> float:
+    """Bytes of one sequence's cache that a decode step moves, on each GPU of a stage [B].
+
+    Sparse attention reads its top-k tokens only; a recurrent state is read and written.
+    """
+    moved = 0.0
+    for cache in d.model.caches:
+        tokens = min(history, cache.reads) if cache.reads else history
+        moved += cache_bytes(cache, d, tokens) * (2 if cache.state_bytes else 1)
+    return moved
+
+
+class Memory(NamedTuple):
+    """The memory budget of one GPU [B], and what its KV pool holds."""
+
+    weights_bytes: float
+    reserve_bytes: float
+    budget_bytes: float  # util * memory
+    pool_bytes: float  # negative when the weights do not fit
+    sequence_bytes: float  # one sequence of ctx tokens
+    max_seqs: float  # of ctx tokens, in one replica
+    fits: bool
+
+
+def memory_of(d: Deployment) -> Memory:
+    """The memory budget: KV pool = util * memory - weights - reserve.
+
+    Source: Kwon et al., PagedAttention (2309.06180); vLLM --gpu-memory-utilization.
+    """
+    weights = weights_bytes_per_gpu(d)
+    budget = d.util * d.gpu.memory_bytes
+    pool = budget - weights - d.reserve_bytes
+    one = sequence_bytes(d, d.ctx_tokens)
+    max_seqs = max(0.0, pool) / one * d.attention_dp
+    return Memory(weights, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+
+
+# ---- 7. Step time --------------------------------------------------------------------------
+
+
+class StepTime(NamedTuple):
+    """The terms of one decode step [s], summed over the pipeline stages a token passes."""
+
+    batch: int
+    weights_s: float
+    kv_s: float
+    compute_s: float
+
+    @property
+    def step_s(self) -> float:
+        """max(compute, weights + KV): reads and arithmetic overlap at best."""
+        return max(self.compute_s, self.weights_s + self.kv_s)
+
+    @property
+    def bound_by(self) -> str:
+        """The term that decides: compute, weights or kv."""
+        if self.compute_s > self.weights_s + self.kv_s:
+            return "compute"
+        return "weights" if self.weights_s >= self.kv_s else "kv"
+
+
+def touched_share(model: Model, tokens: float) -> float:
+    """Share of the experts that so many tokens reach in one layer, under uniform routing.
+
+    E(1 - (1 - k/E)^B) distinct experts of E: nearly k*B at batch 1, all of them at large batch.
+    """
+    if not model.experts:
+        return 1.0
+    return float(1 - (1 - model.top_k / model.experts) ** tokens)
+
+
+def decode_step(d: Deployment, batch: int, tokens_per_seq: int = 1,
+                mbu: Optional[float] = None) -> StepTime:
+    """The bound on one decode step of a replica with `batch` sequences in flight.
+
+    A dense model reads and multiplies by all its parameters; an MoE reads what is not expert plus
+    the experts that its tokens touch, and multiplies by the active ones. Each of the PP stages
+    works on batch/PP sequences; a token passes them one after another, so PP saves no time.
+    tokens_per_seq > 1 is a speculative step's verification: more FLOP, the same reads.
+    Source: Pope et al., "Efficiently Scaling Transformer Inference" (2211.05102), section 2.
+    """
+    bandwidth = d.gpu.bandwidth_bytes_s * (mbu or d.mbu)
+    seqs = -(-batch // (d.attention_dp * d.pp))  # on one rank, in one microbatch
+    tokens, all_tokens = seqs * tokens_per_seq, -(-batch // d.pp) * tokens_per_seq
+    passes = d.pp * d.stage_share
+    dense = (d.weight_bytes - d.expert_bytes) / d.tp
+    experts = d.expert_bytes * fullest_expert_share(d) * touched_share(d.model, all_tokens)
+    kv = seqs * read_bytes(d, d.history_tokens) * d.pp
+    flop = flop_per_gpu(d, tokens, all_tokens) * passes
+    return StepTime(batch, (dense + experts) * passes / bandwidth, kv / bandwidth,
+                    flop / (peak_flop_s(d) * d.mfu))
+
+
+def peak_flop_s(d: Deployment) -> float:
+    """Dense peak of one GPU at the compute type in use [FLOP/s]."""
+    return d.gpu.flop_s[d.compute]
+
+
+def flop_per_gpu(d: Deployment, tokens: float, all_tokens: float) -> float:
+    """FLOP of the linear layers on each GPU [FLOP]: 2 a parameter, a token.
+
+    tokens: on one attention rank; all_tokens: of all the ranks, which share the experts.
+    """
+    if not d.model.experts:
+        return 2 * d.model.params * tokens / d.tp
+    expert = expert_param_share(d.model) * d.model.params * d.model.top_k / d.model.experts
+    dense = d.model.active_params - expert
+    return 2 * (dense * tokens / d.tp + expert * all_tokens / d.expert_ranks)
+
+
+def prefill_seconds(d: Deployment, tokens: float, mfu: Optional[float] = None) -> float:
+    """The bound on prefilling one prompt [s]: 2 * parameters * tokens / (peak * MFU).
+
+    TP and PCP share the work; the stages of PP follow one another.
+    """
+    return flop_per_gpu(d, tokens, tokens) / d.pcp / (peak_flop_s(d) * (mfu or d.mfu))
+
+
+def attention_seconds(d: Deployment, tokens: float) -> float:
+    """What causal attention adds to the prefill of one prompt [s]; not part of the bound."""
+    flop = 0.0
+    for cache in d.model.caches:
+        window = min(cache.window or tokens, tokens)
+        seen = window - window * window / (2 * tokens)  # mean of min(position, window)
+        flop += cache.layers * cache.flops * tokens * seen
+    return flop / d.tp / d.pcp / (peak_flop_s(d) * d.mfu)
+
+
+def ladder(most: int, *others: int) -> List[int]:
+    """Batches to show: 1, 2, 4 ... up to `most`, `most` itself and the others."""
+    sizes = {2**i for i in range(most.bit_length()) if 2**i <= most}
+    return sorted(sizes | {n for n in (most, *others) if n > 0})
+
+
+# ---- 8. Collectives ------------------------------------------------------------------------
+
+
+class Collective(NamedTuple):
+    """One kind of exchange between GPUs in a decode step."""
+
+    name: str
+    times: float  # a step
+    bytes: float  # one message, on each GPU
+    wire: float  # share of the message that crosses the link: 2(N-1)/N for a ring all-reduce
+    ranks: int
+
+
+def collectives(d: Deployment, tokens: float) -> List[Collective]:
+    """What a step over `tokens` on each attention rank sends between GPUs.
+
+    Source: Shoeybi et al., Megatron-LM (1909.08053), two all-reduces a layer; DeepSeek-V3
+    (2412.19437), dispatch in FP8 and combine in BF16; Milakov and Gimelshein (1805.02867), DCP's
+    partial softmax.
+    """
+    model, found = d.model, []
+    hidden = tokens * model.hidden * ACTIVATION_BYTES
+    moe_layers = model.expert_layers
+    wide = d.ep > d.tp
+    if d.tp > 1:
+        times = 2 * model.layers - (moe_layers if wide else 0)
+        found.append(Collective("all-reduce", times, hidden, 2 * (d.tp - 1) / d.tp, d.tp))
+    if d.ep > 1 and wide and moe_layers:
+        sent = tokens * model.top_k * model.hidden * (1 + ACTIVATION_BYTES)
+        found.append(Collective("all-to-all", moe_layers, sent, (d.ep - 1) / d.ep, d.ep))
+    if d.pp > 1:
+        found.append(Collective("stage send", d.pp - 1, hidden, 1, d.replica_gpus))
+    if d.dcp > 1:
+        partial = tokens * model.heads / d.tp * d.dcp * (model.head_dim + 1) * ACTIVATION_BYTES
+        found.append(Collective("decode context merge", model.layers, partial,
+                                2 * (d.dcp - 1) / d.dcp, d.dcp))
+    return found
+
+
+def collective_seconds(d: Deployment, c: Collective) -> Optional[float]:
+    """Time of one kind of collective in a step [s], transfer alone; None without a known link."""
+    link = d.link_for(c.ranks)
+    return c.times * c.bytes * c.wire / link.bytes_s if link else None
+
+# ---- 9. The sections of the answer ---------------------------------------------------------
+# Each takes the deployment, the flags and the answer, and adds its steps and lines to it.
+# SECTIONS, at the end, is their order and when each is asked for: a new one is entered there.
+
+BUDGET = "KV pool = util * memory - weights - reserve: PagedAttention (2309.06180), vLLM"
+ROOFLINE = "roofline: Williams et al. 2009; How To Scale Your Model, inference"
+DATASHEET = "presets.json (vendor datasheet, dense)"
+DECODE = "bytes of a step / bandwidth: Pope et al. (2211.05102), section 2"
+MEGATRON = "Megatron-LM (1909.08053); ring all-reduce moves 2(N-1)/N"
+
+
+def say_model(d: Deployment, args: Any, answer: Answer) -> None:
+    """What is sized and what was assumed."""
+    m = d.model
+    kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
+                                          f"{m.top_k} of {m.experts} experts")
+    for key, value in (("name", m.name), ("arch", m.arch), ("estimated", m.estimated),
+                       ("layers", m.layers), ("hidden", m.hidden), ("heads", m.heads),
+                       ("kv_heads", m.kv_heads), ("head_dim", m.head_dim), ("vocab", m.vocab),
+                       ("max_context_tokens", m.max_len), ("experts", m.experts),
+                       ("experts_per_token", m.top_k)):
+        answer.add(f"model.{key}", value)
+    source = "Hugging Face config.json" + (", generic decoder formula: an estimate"
+                                           if m.estimated else "")
+    answer.add("model.params", m.params, "parameters", source=source)
+    answer.add("model.active_params", m.active_params, "parameters",
+               source=f"{source}; experts used a token, without the input embedding")
+    answer.add("model.kv_layers", [cache._asdict() for cache in m.caches])
+    answer.add("model.notes", list(m.notes))
+    answer.add("deployment.gpu", d.gpu.name)
+    answer.add("deployment.gpu_memory_bytes", d.gpu.memory_bytes, "B", source=DATASHEET)
+    answer.add("deployment.gpu_bandwidth_bytes_s", d.gpu.bandwidth_bytes_s, "B/s", source=DATASHEET)
+    answer.add("deployment.peak_flop_s", peak_flop_s(d), "FLOP/s", source=DATASHEET)
+    for key, value in (("weights", d.weights.name), ("kv", d.kv.name), ("compute", d.compute),
+                       ("weight_source", d.weight_source), ("replicas", d.replicas),
+                       ("gpus", d.gpus)):
+        answer.add(f"deployment.{key}", value)
+    for key in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util", "mbu", "mfu"):
+        answer.add(f"deployment.{key}", getattr(d, key))
+    answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
+    answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
+    answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
+
+    shape = f"{m.layers} layers, {m.kv_heads} KV heads x {m.head_dim}"
+    if any(cache.kind == "mla" for cache in m.caches):
+        latent = next(cache.elements for cache in m.caches if cache.kind == "mla")
+        shape = f"{m.layers} layers, one MLA latent of {latent} for all heads"
+    answer.lines.append(f"{m.name}  {figure(m.params / GIGA)}B {kind}, {shape}")
+    answer.lines.append(f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
+                        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
+                        + (f", {d.replicas} replicas" if d.replicas > 1 else ""))
+    answer.lines.append(f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
+                        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB; "
+                        f"average history {count(d.history_tokens)} ({d.history_source})")
+    if m.estimated:
+        answer.lines.append(f"ESTIMATE: {m.arch or 'this architecture'} is not known here; counted "
+                            "as a generic decoder")
+    answer.lines.extend(f"note: {note}" for note in notes_on(d))
+    answer.lines.append("")
+
+
+def notes_on(d: Deployment) -> List[str]:
+    """What a reader should know before trusting the figures."""
+    notes = list(d.model.notes)
+    if d.weights.compute != d.compute:
+        notes.append(f"{d.gpu.name} has no {d.weights.compute.upper()} units (or none listed): "
+                     f"weights are expanded to {d.compute.upper()}, memory saved, no FLOP gained")
+    if d.weights.bytes < 1 and d.weight_bytes == d.weights.bytes * d.model.params:
+        notes.append("nominal width: scales and unquantised layers come on top (config.json or its "
+                     "folder counts them)")
+    if d.model.max_len and d.ctx_tokens > d.model.max_len:
+        notes.append(f"ctx {count(d.ctx_tokens)} is past the model's own "
+                     f"{count(d.model.max_len)} tokens")
+    if d.replica_gpus > d.gpu.domain and not d.link:
+        notes.append(f"{d.replica_gpus} GPUs are past the {d.gpu.domain} of one link domain: "
+                     f"{d.far_link.name if d.far_link else 'no link'} assumed between, --link "
+                     "to change")
+    if d.gpu.note:
+        notes.append(f"{d.gpu.name}: {d.gpu.note}")
+    return notes
+
+
+def say_memory(d: Deployment, args: Any, answer: Answer) -> None:
+    """The memory budget of one GPU, and how many sequences its KV pool holds."""
+    memory = memory_of(d)
+    experts = d.expert_bytes * fullest_expert_share(d)
+    weights = answer.add(
+        "memory.weights_bytes_per_gpu", memory.weights_bytes, "B",
+        "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share) * stage_share",
+        d.weight_source + "; split as in Megatron-LM (1909.08053)", weight_bytes=d.weight_bytes,
+        expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
+        stage_share=d.stage_share)
+    answer.add("memory.expert_bytes_per_gpu", experts * d.stage_share, "B")
+    answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
+               source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
+    pool = answer.add(
+        "memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
+        "max(0, util * memory - weights - reserve)", BUDGET, util=d.util,
+        memory=d.gpu.memory_bytes, weights=weights, reserve=memory.reserve_bytes)
+    for cache in d.model.caches:
+        explain_cache(d, cache, answer)
+    per_token = answer.add(
+        "memory.kv_bytes_per_token_per_gpu", memory.sequence_bytes / d.ctx_tokens, "B",
+        "sequence_bytes / ctx", "the sum over kinds of layer at ctx tokens, as above",
+        sequence_bytes=memory.sequence_bytes, ctx=d.ctx_tokens)
+    answer.add("memory.ctx_tokens", d.ctx_tokens, "tokens", source="--ctx")
+    seqs = answer.add("memory.max_seqs", memory.max_seqs, "sequences",
+                      "pool / sequence_bytes * attention_dp", BUDGET, pool=pool,
+                      sequence_bytes=memory.sequence_bytes, attention_dp=d.attention_dp)
+    tokens = answer.add("memory.max_kv_tokens", round(memory.max_seqs * d.ctx_tokens), "tokens",
+                        "round(max_seqs * ctx)", BUDGET, max_seqs=seqs, ctx=d.ctx_tokens)
+    answer.add("memory.fits", memory.fits)
+
+    total = (weights + memory.reserve_bytes + pool) / GIB
+    answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f} + reserve "
+               f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB  "
+               f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
+               f"{memory.budget_bytes / GIB:.2f})   {'FITS' if memory.fits else 'DOES NOT FIT'}")
+    average = max(0.0, memory.pool_bytes) / sequence_bytes(d, d.history_tokens) * d.attention_dp
+    each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
+    answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
+               f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
+               f"({sequences_text(average)} at the average {count(d.history_tokens)})")
+    if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
+        answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
+    if not memory.fits:
+        say_misfit(d, memory, args, answer)
+
+
+def sequences_text(seqs: float) -> str:
+    """Whole sequences, or one decimal where a fraction matters: 59, 3.4."""
+    return f"{seqs:.1f}" if seqs < 10 else count(int(seqs))
+
+
+def kind_text(d: Deployment, cache: Cache) -> str:
+    """One kind of layer: how many, what a token and a sequence cost on each GPU."""
+    limit = f", at most {count(cache.window)} tokens" if cache.window else ""
+    if cache.state_bytes:
+        return (f"{cache.layers} {cache.kind} layers: "
+                f"{scaled(cache_bytes(cache, d, 0), 'B')}/sequence/GPU, whatever its length")
+    one = cache._replace(window=0)
+    return f"{cache.layers} {cache.kind} layers: {scaled(cache_bytes(one, d, 1), 'B')}" \
+           f"/token/GPU{limit}"
+
+
+def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
+    """The steps from one kind of layer to its share of a sequence; and MHA against GQA."""
+    heads = max(1.0, cache.heads / d.tp) if cache.kind in KV_HEAD_KINDS else cache.heads
+    shared = d.dcp if cache.kind in ("full", "mla", "indexer") else 1
+    key = f"kv.{cache.kind}"
+    kept = min(d.ctx_tokens, cache.window or d.ctx_tokens)
+    answer.add(f"{key}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens), "B",
+               "layers * stage_share * (tokens_kept * heads_per_gpu * elements * kv_bytes / every "
+               "/ dcp + state_bytes / tp)",
+               "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA latent: DeepSeek-V2 "
+               "(2405.04434)", layers=cache.layers, stage_share=d.stage_share, tokens_kept=kept,
+               heads_per_gpu=heads, elements=cache.elements, kv_bytes=d.kv.bytes,
+               every=cache.every, dcp=shared, state_bytes=cache.state_bytes, tp=d.tp)
+    if cache.kind == "mla":
+        answer.add("kv.mla_bytes_per_token", cache.layers * cache.elements * d.kv.bytes, "B",
+                   "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
+                   "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
+                   kv_bytes=d.kv.bytes)
+    if cache.kind == "full" and d.model.heads > cache.heads > 0:
+        shared_by = "GQA (2305.13245): query heads share K and V"
+        for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
+            answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
+                       * d.kv.bytes, "B", "layers * heads * elements * kv_bytes", shared_by,
+                       layers=cache.layers, heads=heads, elements=cache.elements,
+                       kv_bytes=d.kv.bytes)
+
+
+def say_misfit(d: Deployment, memory: Memory, args: Any, answer: Answer) -> None:
+    """By how much it does not fit, and the nearest deployments that would."""
+    if memory.pool_bytes <= 0:
+        short = f"{-memory.pool_bytes / GIB:.2f} GiB/GPU too much before any KV cache"
+    else:
+        short = (f"one sequence of {count(d.ctx_tokens)} needs "
+                 f"{memory.sequence_bytes / GIB:.2f} GiB of KV, the pool has "
+                 f"{memory.pool_bytes / GIB:.2f}; --ctx up to "
+                 f"{count(int(memory.max_seqs * d.ctx_tokens))} would fit")
+    answer.add("memory.short_bytes_per_gpu", memory.sequence_bytes - memory.pool_bytes, "B",
+               "sequence_bytes - (util * memory - weights - reserve)", BUDGET,
+               sequence_bytes=memory.sequence_bytes, util=d.util, memory=d.gpu.memory_bytes,
+               weights=memory.weights_bytes, reserve=memory.reserve_bytes)
+    options = what_would_fit(d) + larger_gpu(d, args)
+    answer.add("memory.would_fit", options)
+    answer.say("SHORT", short)
+    answer.say("WOULD FIT", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
+               "weight together, or a smaller model")
+
+
+def what_would_fit(d: Deployment) -> List[str]:
+    """One change each: more TP, narrower weights, then both, that make the deployment fit."""
+    found = []
+    for name in (d.weights.name, "fp8", "int4"):
+        narrower = WEIGHTS[name]._replace() if name in WEIGHTS else d.weights
+        same = name == d.weights.name
+        if not same and narrower.bytes * d.model.params >= d.weight_bytes:
+            continue
+        weight_bytes = d.weight_bytes if same else narrower.bytes * d.model.params
+        for tp in fitting_tp(d.model, max(64, d.tp)):
+            if tp < d.tp or tp % d.dcp or (tp == d.tp and same):
+                continue
+            other = d._replace(tp=tp, ep=1 if d.ep <= d.tp else d.ep, weight_bytes=weight_bytes)
+            memory = memory_of(other)
+            if memory.fits:
+                found.append(f"TP={tp}{'' if same else f' with {name} weights'} "
+                             f"({sequences_text(memory.max_seqs)} sequences)")
+                break
+    return found
+
+
+def larger_gpu(d: Deployment, args: Any) -> List[str]:
+    """The smallest GPU of presets.json on which the deployment fits as it is."""
+    tables = presets()
+    found = []
+    for row in tables.get("gpus", []):
+        gpu = gpu_of(row, tables["links"])
+        memory = memory_of(d._replace(gpu=gpu))
+        if memory.fits:
+            found.append((gpu.memory_bytes, f"{gpu.name} as it is "
+                          f"({sequences_text(memory.max_seqs)} sequences)"))
+    return [min(found)[1]] if found else []
+
+
+def say_roofline(d: Deployment, args: Any, answer: Answer) -> None:
+    """The ridge point, and on which side of it this deployment decodes."""
+    ridge = answer.add("decode.ridge_flop_per_byte", peak_flop_s(d) / d.gpu.bandwidth_bytes_s,
+                       "FLOP/B", "peak / bandwidth", ROOFLINE, peak=peak_flop_s(d),
+                       bandwidth=d.gpu.bandwidth_bytes_s)
+    batch = batch_limit(d)
+    if not batch:
+        return
+    step = decode_step(d, batch)
+    moved = (step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu
+    flop = step.compute_s * peak_flop_s(d) * d.mfu
+    intensity = answer.add("decode.intensity_flop_per_byte", flop / moved, "FLOP/B",
+                           "flop / bytes_moved", ROOFLINE, flop=flop, bytes_moved=moved)
+    side = "memory" if intensity < ridge else "compute"
+    answer.say("ROOFLINE", f"ridge {ridge:.0f} FLOP/B; batch {batch} runs at {figure(intensity)}: "
+               f"{side}-bound")
+
+
+def batch_limit(d: Deployment) -> int:
+    """The batch a section speaks of: as asked with --concurrency, else the KV limit at ctx."""
+    return d.batch or int(memory_of(d).max_seqs)
+
+
+def say_stream(d: Deployment, args: Any, answer: Answer) -> None:
+    """One sequence alone: the fastest any user can be served."""
+    if not memory_of(d).fits:
+        answer.add("decode.single_stream_tok_s", None)
+        return
+    step = decode_step(d, 1)
+    read = read_bytes(d, d.history_tokens) * d.pp
+    weights = step.weights_s * d.gpu.bandwidth_bytes_s * d.mbu
+    alone = answer.add("decode.single_stream_weights_only_tok_s", 1 / step.weights_s, "tok/s",
+                       "bandwidth * mbu / weights_read", DECODE, mbu=d.mbu,
+                       bandwidth=d.gpu.bandwidth_bytes_s, weights_read=weights)
+    bound = answer.add("decode.single_stream_tok_s", 1 / step.step_s, "tok/s",
+                       "1 / max(compute_s, (weights_read + kv_read) / (bandwidth * mbu))", DECODE,
+                       compute_s=step.compute_s, weights_read=weights, kv_read=read,
+                       bandwidth=d.gpu.bandwidth_bytes_s, mbu=d.mbu)
+    line = f"{figure(bound)} tok/s bound ({figure(step.step_s / MS)} ms)"
+    if d.mbu == 1:
+        real = decode_step(d, 1, mbu=TYPICAL_MBU).step_s
+        line += f"; {figure(1 / real)} tok/s ({figure(real / MS)} ms) at {TYPICAL_MBU:.0%} MBU"
+    answer.say("STREAM", f"{line}; {figure(alone)} tok/s from weights alone")
+
+
+def say_prefill(d: Deployment, args: Any, answer: Answer) -> None:
+    """The time to prefill one prompt, alone on the GPUs."""
+    tokens = answer.add("prefill.tokens", d.prompt_tokens, "tokens")
+    work = flop_per_gpu(d, tokens, tokens) / d.pcp
+    seconds = answer.add("prefill.seconds", prefill_seconds(d, tokens), "s",
+                         "flop_per_gpu / (peak * mfu)", "2 * parameters * tokens FLOP: Kaplan et "
+                         "al. (2001.08361), section 2.1", flop_per_gpu=work, peak=peak_flop_s(d),
+                         mfu=d.mfu)
+    attention = answer.add("prefill.attention_seconds", attention_seconds(d, tokens), "s",
+                           source="causal attention, 2 n (d_qk + d_v) FLOP a pair; not in bound")
+    line = f"{count(tokens)} tokens: {figure(seconds / MS)} ms bound"
+    if d.mfu == 1:
+        half = prefill_seconds(d, tokens, TYPICAL_MFU)
+        line += f"; {figure(half / MS)} ms at {TYPICAL_MFU:.0%} MFU"
+    answer.say("PREFILL", line + f"; attention adds {figure(attention / MS)} ms")
+    answer.lines.append("")
+
+
+def say_decode(d: Deployment, args: Any, answer: Answer) -> None:
+    """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds."""
+    memory = memory_of(d)
+    limit = int(memory.max_seqs)
+    if not memory.fits:
+        answer.add("decode.table", [])
+        return
+    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.batch or 0)]
+    answer.add("decode.table", rows)
+    for key in ("batch", "step_s", "weights_s", "kv_s", "compute_s", "tok_s"):
+        explain_row(d, decode_row(d, batch_limit(d), limit), key, answer)
+    columns = [
+        Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
+        Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
+        Column("compute_s", "compute", in_ms), Column("tok_s_per_seq", "tok/s/seq", count),
+        Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
+        Column("share", "share", "{:.0%}".format)]
+    if d.mbu == 1:
+        columns += [Column("typical_step_s", "| 70% MBU ms", in_ms),
+                    Column("typical_tok_s", "tok/s", count)]
+    marked = [dict(row, batch_text=batch_mark(row["batch"], limit)) for row in rows]
+    head = f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history {count(d.history_tokens)}"
+    answer.say("DECODE", f"{head}; * KV limit at ctx {count(d.ctx_tokens)}"
+               + ("; ! past the KV limit: the rest would wait" if d.batch and d.batch > limit
+                  else ""))
+    answer.lines.extend("  " + line for line in render_table(columns, marked))
+
+
+def batch_mark(batch: int, limit: int) -> str:
+    """The batch with its mark: * at the KV limit, ! past it."""
+    return f"{batch}{'*' if batch == limit else '!' if batch > limit else ' '}"
+
+
+def in_ms(seconds: float) -> str:
+    """Seconds as milliseconds with one decimal, two where small."""
+    return f"{seconds / MS:.1f}" if seconds >= 0.1 * MS else f"{seconds / MS:.2f}"
+
+
+def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
+    """One row of the decode table, SI units."""
+    step = decode_step(d, batch)
+    typical = decode_step(d, batch, mbu=TYPICAL_MBU).step_s
+    binding = {"weights": step.weights_s, "kv": step.kv_s, "compute": step.compute_s}
+    return {"batch": batch, "step_s": step.step_s, "weights_s": step.weights_s, "kv_s": step.kv_s,
+            "compute_s": step.compute_s, "tok_s_per_seq": 1 / step.step_s,
+            "tok_s": batch / step.step_s, "bound_by": step.bound_by,
+            "share": binding[step.bound_by] / step.step_s, "fits": batch <= limit,
+            "typical_step_s": typical, "typical_tok_s": batch / typical}
+
+
+def explain_row(d: Deployment, row: Dict[str, Any], key: str, answer: Answer) -> None:
+    """The steps behind one cell of the decode table, for --explain."""
+    batch, bandwidth = row["batch"], d.gpu.bandwidth_bytes_s
+    seqs = -(-batch // (d.attention_dp * d.pp))
+    formulas: Dict[str, Tuple[str, Dict[str, float]]] = {
+        "batch": ("", {}),
+        "weights_s": ("weights_read / (bandwidth * mbu)",
+                      {"weights_read": row["weights_s"] * bandwidth * d.mbu}),
+        "kv_s": ("seqs_per_gpu * stages * kv_read_per_seq / (bandwidth * mbu)",
+                 {"seqs_per_gpu": seqs, "stages": d.pp,
+                  "kv_read_per_seq": read_bytes(d, d.history_tokens)}),
+        "compute_s": ("flop_per_gpu / (peak * mfu)",
+                      {"flop_per_gpu": flop_per_gpu(d, seqs, -(-batch // d.pp)) * d.pp
+                       * d.stage_share,
+                       "peak": peak_flop_s(d), "mfu": d.mfu}),
+        "step_s": ("max(compute_s, weights_s + kv_s)", row),
+        "tok_s": ("batch / step_s", row),
+    }
+    formula, numbers = formulas[key]
+    answer.add(f"decode.at_batch.{key}", row[key], {"batch": "sequences", "tok_s": "tok/s"}.get(
+        key, "s"), formula, DECODE, bandwidth=bandwidth, mbu=d.mbu, **{
+            k: v for k, v in numbers.items() if k not in ("mbu", "bandwidth")})
+
+
+def say_comm(d: Deployment, args: Any, answer: Answer) -> None:
+    """What the GPUs send each other in a step, as a share of it; the bound leaves it out."""
+    batch = batch_limit(d)
+    if not batch:
+        return
+    step_s = decode_step(d, batch).step_s
+    tokens = -(-batch // (d.attention_dp * d.pp))
+    lines, rows = [], []
+    for c in collectives(d, tokens):
+        seconds = collective_seconds(d, c)
+        link = d.link_for(c.ranks)
+        rows.append({"name": c.name, "times": c.times, "message_bytes": c.bytes,
+                     "bytes_per_step": c.times * c.bytes * c.wire, "seconds": seconds,
+                     "share_of_step": seconds / step_s if seconds is not None else None})
+        if c.name == "all-reduce":
+            explain_all_reduce(d, batch, tokens, c, step_s, answer)
+        if seconds is None or link is None:
+            lines.append(f"{c.times:.0f} {c.name}: no link known, give --link")
+            continue
+        lines.append(f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
+                     f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
+                     "step; latency of each on top")
+    answer.add("collectives", rows)
+    if lines:
+        answer.say("COMM", "not in the bound", *lines)
+
+
+def explain_all_reduce(d: Deployment, batch: int, tokens: float, c: Collective, step_s: float,
+                       answer: Answer) -> None:
+    """Tensor parallelism's traffic, step by step."""
+    answer.add("tp_comm.batch", batch, "sequences")
+    size = answer.add("tp_comm.all_reduce_bytes", c.bytes, "MB",
+                      "tokens * hidden * activation_bytes", MEGATRON, tokens=tokens,
+                      hidden=d.model.hidden, activation_bytes=ACTIVATION_BYTES)
+    ring = answer.add("tp_comm.ring_bytes_per_gpu", c.bytes * c.wire, "MB",
+                      "2 * (tp - 1) / tp * all_reduce_bytes", MEGATRON, tp=d.tp,
+                      all_reduce_bytes=size)
+    per_layer = c.times / d.model.layers
+    answer.add("tp_comm.layer_bytes", ring * per_layer, "MB", "per_layer * ring_bytes", MEGATRON,
+               per_layer=per_layer, ring_bytes=ring)
+    total = answer.add("tp_comm.step_bytes", ring * c.times, "MB", "all_reduces * ring_bytes",
+                       MEGATRON, all_reduces=c.times, ring_bytes=ring)
+    link = d.link_for(c.ranks)
+    if link is None:
+        answer.add("tp_comm.seconds", None)
+        return
+    seconds = answer.add("tp_comm.seconds", total / link.bytes_s, "s", "step_bytes / link",
+                         f"{link.name}, one direction, presets.json or --link",
+                         step_bytes=total, link=link.bytes_s)
+    answer.add("tp_comm.share_of_step", seconds / step_s, "", "seconds / step_s", "against the "
+               "bound on the step", seconds=seconds, step_s=step_s)
+    answer.add("tp_comm.link", link.name)
+    answer.add("tp_comm.link_bytes_s", link.bytes_s, "B/s")
+    answer.add("tp_comm.all_reduces", c.times)
+
+
+def say_layout(d: Deployment, args: Any, answer: Answer) -> None:
+    """What each kind of parallelism in use does for this deployment, in figures."""
+    memory = memory_of(d)
+    batch = int(memory.max_seqs)
+    if not batch:
+        return
+    lines = []
+    if d.pp > 1:
+        lines.append(pipeline_text(d, answer))
+    if d.replicas > 1:
+        tok_s = batch / decode_step(d, batch).step_s
+        answer.add("fleet.tok_s", tok_s * d.replicas, "tok/s", "replicas * tok_s",
+                   "replicas share nothing", replicas=d.replicas, tok_s=tok_s)
+        answer.add("fleet.max_seqs", memory.max_seqs * d.replicas, "sequences")
+        lines.append(f"DP={d.replicas}: {count(memory.max_seqs * d.replicas)} sequences, "
+                     f"{count(tok_s * d.replicas)} tok/s together; latency unchanged, no traffic")
+    if d.tp > 1:
+        lines += replicas_text(d, batch, answer)
+    if d.model.experts:
+        alone, full = (touched_share(d.model, n) * d.model.experts for n in (1, batch))
+        answer.add("moe.experts_touched", full, "experts",
+                   "experts * (1 - (1 - top_k / experts) ** batch)", "uniform routing, a layer",
+                   experts=d.model.experts, top_k=d.model.top_k, batch=batch)
+        lines.append(f"MoE: batch 1 reads {figure(alone)} of {d.model.experts} experts a layer, "
+                     f"batch {batch} reads {figure(full)}: bytes tend to all parameters")
+    if lines:
+        answer.say("LAYOUT", *lines)
+
+
+def pipeline_text(d: Deployment, answer: Answer) -> str:
+    """Layers on the fullest stage, and what is idle."""
+    layers = -(-d.model.layers // d.pp)
+    answer.add("pipeline.layers_on_fullest_stage", layers)
+    idle = answer.add("pipeline.imbalance", 1 - d.model.layers / (d.pp * layers), "",
+                      "1 - layers / (pp * fullest)", "GPipe (1811.06965)", layers=d.model.layers,
+                      pp=d.pp, fullest=layers)
+    bubble = answer.add("pipeline.batch_1_bubble", 1 - 1 / d.pp, "", "1 - 1 / pp",
+                        "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch", pp=d.pp)
+    return (f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle elsewhere), no "
+            f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
+
+
+def replicas_text(d: Deployment, batch: int, answer: Answer) -> List[str]:
+    """TP=N against N replicas of TP=1 on the same GPUs, each at its own KV limit."""
+    single = d._replace(tp=1, dcp=1, ep=1, dp=1)
+    limit = int(memory_of(single).max_seqs)
+    here = batch / decode_step(d, batch).step_s / d.replica_gpus
+    answer.add("tp_against_replicas.tok_s_per_gpu", here, "tok/s")
+    if not limit:
+        return [f"TP={d.tp}: {count(here)} tok/s per GPU; TP=1 replicas would not fit"]
+    there = limit / decode_step(single, limit).step_s / single.replica_gpus
+    answer.add("tp_against_replicas.tp1_tok_s_per_gpu", there, "tok/s")
+    return [f"TP={d.tp}: {count(here)} tok/s per GPU at batch {batch}, before its all-reduces; "
+            f"{d.tp} replicas of TP=1: {count(there)} at batch {limit} each"]
+
+
+def say_binds(d: Deployment, args: Any, answer: Answer) -> None:
+    """The last line in plain words: which term binds, which knob moves it."""
+    batch = batch_limit(d)
+    if not batch or not memory_of(d).fits:
+        answer.say("BINDS", "memory: it does not start")
+        return
+    step = decode_step(d, batch)
+    answer.add("decode.bound_by", step.bound_by)
+    fewer = "narrower weights" if d.weights.bytes > 0.5 else "a smaller model"
+    more_tp = next((n for n in fitting_tp(d.model) if n > d.tp), d.tp)
+    pool = f"--util, narrower KV, TP={more_tp}" if d.kv.bytes > 1 else f"--util, TP={more_tp}"
+    if step.bound_by == "compute":
+        text = (f"arithmetic: {step.compute_s / step.step_s:.0%} of the step at batch {batch}. "
+                f"Faster: more GPUs, FP8 compute, a smaller batch. Speculation would not pay.")
+    else:
+        share = max(step.weights_s, step.kv_s) / (step.weights_s + step.kv_s)
+        what, knob = (("weights", f"TP={more_tp}, {fewer}, more bandwidth")
+                      if step.bound_by == "weights"
+                      else ("KV history", "narrower KV (--kv fp8), shorter contexts, more "
+                            "bandwidth"))
+        text = (f"HBM reads at batch {batch}, {share:.0%} of them {what}. Faster: {knob}. "
+                f"More users: KV pool ({pool}).")
+    answer.say("BINDS", text)
+
+# The questions: each adds its section when its flag is given.
+
+LEVIATHAN = "Leviathan et al., speculative decoding (2211.17192)"
+
+
+def tokens_a_step(alpha: float, gamma: int) -> float:
+    """Expected tokens of one verification: (1 - alpha^(gamma+1)) / (1 - alpha).
+
+    alpha is the per-token acceptance rate, taken as independent. Source: LEVIATHAN, eq. 1.
+    """
+    return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+
+
+def alpha_for(tokens: float, gamma: int) -> float:
+    """The acceptance rate at which gamma drafts give so many tokens a step (bisection)."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_a_step(middle, gamma) < tokens else (low, middle)
+    return high
+
+
+def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cost: float) -> float:
+    """Speed-up of a step with gamma drafts at this batch, verification priced by the step time.
+
+    E * t(B) / (t_verify(B) + gamma * c * t(B)); verification multiplies the FLOP by gamma + 1 and
+    leaves the reads, save for the further experts that an MoE's extra tokens touch.
+    """
+    plain = decode_step(d, batch).step_s
+    verify = decode_step(d, batch, tokens_per_seq=gamma + 1).step_s
+    return tokens_a_step(alpha, gamma) * plain / (verify + gamma * cost * plain)
+
+
+def turning_batch(d: Deployment, alpha: float, gamma: int, cost: float,
+                  most: int = 2**20) -> Optional[int]:
+    """The smallest batch at which speculation loses; None when it wins at every batch."""
+    low, high = 0, 1
+    while speculative_speedup(d, high, alpha, gamma, cost) >= 1:
+        low, high = high, high * 2
+        if high > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        wins = speculative_speedup(d, middle, alpha, gamma, cost) >= 1
+        low, high = (middle, high) if wins else (low, middle)
+    return high
+
+
+def say_speculative(d: Deployment, args: Any, answer: Answer) -> None:
+    """Speculative decoding at this deployment's own batch."""
+    gamma, cost, batch = args.spec_tokens, args.spec_cost, batch_limit(d) or 1
+    if args.spec_accept_len is not None:
+        if not 1 <= args.spec_accept_len <= gamma + 1:
+            raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
+                            f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
+        alpha = alpha_for(args.spec_accept_len, gamma)
+    else:
+        alpha = args.spec_accept
+    key = "speculative."
+    answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
+    answer.add(key + "gamma", gamma)
+    answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
+    gained = answer.add(key + "expected_tokens", tokens_a_step(alpha, gamma), "tokens",
+                        "(1 - alpha ** (gamma + 1)) / (1 - alpha)" if alpha < 1 else "gamma + 1",
+                        LEVIATHAN, alpha=alpha, gamma=gamma)
+    free = answer.add(key + "speedup_memory_bound", gained / (1 + gamma * cost), "x",
+                      "expected_tokens / (1 + gamma * cost)", LEVIATHAN, expected_tokens=gained,
+                      gamma=gamma, cost=cost)
+    full = answer.add(key + "speedup_compute_bound", gained / (gamma + 1), "x",
+                      "expected_tokens / (gamma + 1)", "verification multiplies the FLOP; the "
+                      "drafter left out", expected_tokens=gained, gamma=gamma)
+    plain = decode_step(d, batch).step_s
+    verify = decode_step(d, batch, tokens_per_seq=gamma + 1).step_s
+    here = answer.add(key + "speedup", gained * plain / (verify + gamma * cost * plain), "x",
+                      "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
+                      "the step-time equation at this batch", expected_tokens=gained, step_s=plain,
+                      verify_s=verify, gamma=gamma, cost=cost)
+    answer.add(key + "batch", batch, "sequences")
+    turn = answer.add(key + "turning_batch", turning_batch(d, alpha, gamma, cost))
+    rows = [{"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
+             "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)]
+    answer.add(key + "table", rows)
+    when = (f"loses from batch {count(turn)} up" if turn else "wins at every batch: KV reads keep "
+            "it memory-bound")
+    if turn and turn > memory_of(d).max_seqs:
+        when += f", past the KV limit of {int(memory_of(d).max_seqs)}"
+    answer.say("SPECULATION", f"gamma {gamma}, alpha {figure(alpha)}: {gained:.2f} tokens a step; "
+               f"{free:.1f}x while memory-bound, {full:.2f}x once compute-bound (drafter left out)",
+               f"at batch {batch}: {here:.2f}x, {'a win' if here >= 1 else 'a LOSS'}; {when}",
+               "gamma " + ", ".join(f"{r['gamma']}: {r['speedup']:.2f}x" for r in rows))
+
+
+def say_lora(d: Deployment, args: Any, answer: Answer) -> None:
+    """Adapters against this deployment's KV pool, and their extra FLOP."""
+    rank, number = args.lora_rank, args.lora_count
+    targets = [t for t in d.model.tensors if t.layers and t.d_in and t.copies == 1
+               and t.name.split(".")[-1] in LORA_TARGETS]
+    if not targets:
+        raise UserError(f"--lora-rank needs the layer shapes of {d.model.name}: use a preset or a "
+                        "config.json")
+    widths = sum((t.d_in + t.d_out) * len(t.layers) for t in targets)
+    params = answer.add("lora.params", rank * widths, "parameters", "rank * widths",
+                        "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
+                        rank=rank, widths=widths)
+    size = answer.add("lora.bytes", params * ACTIVATION_BYTES, "MB", "params * bytes_each",
+                      "adapters stay in BF16", params=params, bytes_each=ACTIVATION_BYTES)
+    held = answer.add("lora.bytes_per_gpu", number * size / d.tp, "B", "count * size / tp",
+                      "S-LoRA (2311.03285): adapters share memory with the KV pool", count=number,
+                      size=size, tp=d.tp)
+    memory = memory_of(d)
+    lost = answer.add("lora.kv_tokens_lost", held / (memory.sequence_bytes / d.ctx_tokens),
+                      "tokens", "held / kv_bytes_per_token", BUDGET, held=held,
+                      kv_bytes_per_token=memory.sequence_bytes / d.ctx_tokens)
+    active = d.model.active_params if d.model.experts else d.model.params
+    extra = answer.add("lora.extra_flop_share", params / active, "", "params / active_params",
+                       "2 FLOP a parameter, a token", params=params, active_params=active)
+    answer.add("lora.rank", rank)
+    answer.add("lora.count", number)
+    seqs = max(0.0, memory.pool_bytes - held) / memory.sequence_bytes * d.attention_dp
+    answer.add("lora.max_seqs", seqs, "sequences")
+    experts = "; routed experts carry no adapter here" if d.model.experts else ""
+    answer.say("LORA", f"rank {rank}: {figure(params / MEGA)}M parameters, "
+               f"{figure(size / MEGA)} MB each{experts}",
+               f"{number} resident: {scaled(held, 'B')}/GPU, {count(lost)} KV tokens fewer, "
+               f"{sequences_text(seqs)} sequences left of {sequences_text(memory.max_seqs)}; "
+               f"+{extra:.1%} FLOP a token")
+
+
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+                "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+
+
+def say_cost(d: Deployment, args: Any, answer: Answer) -> None:
+    """Price of a million tokens, and from where dedicated GPUs beat a per-token price."""
+    price = args.gpu_price
+    hourly = answer.add("cost.deployment_per_hour", price * d.gpus, "$", "gpu_price * gpus",
+                        "--gpu-price", gpu_price=price, gpus=d.gpus)
+    batch = batch_limit(d)
+    tok_s, basis = args.tok_s, "as measured (--tok-s)"
+    if tok_s is None and batch:
+        tok_s = batch / decode_step(d, batch).step_s * d.replicas
+        basis = f"the bound at batch {batch}, a ceiling no real run reaches"
+    if tok_s:
+        per_million = answer.add("cost.per_1m_output", hourly / (tok_s * HOUR_S) * MEGA, "$",
+                                 "per_hour / (tok_s * 3600) * 1e6", "price over throughput",
+                                 per_hour=hourly, tok_s=tok_s)
+        answer.add("cost.tok_s", tok_s, "tok/s", source=basis)
+        answer.say("COST", f"${hourly:.2f}/h; {count(tok_s)} tok/s {basis}: ${per_million:.3f} per "
+                   "1M output tokens")
+        tokens = d.prompt_tokens
+        prefill = prefill_seconds(d, tokens, TYPICAL_MFU) / d.replicas
+        given = answer.add("cost.per_1m_input", hourly * prefill / HOUR_S / tokens * MEGA, "$",
+                           "per_hour * prefill_s / 3600 / tokens * 1e6", f"prefill at "
+                           f"{TYPICAL_MFU:.0%} MFU on GPUs that do nothing else", per_hour=hourly,
+                           prefill_s=prefill, tokens=tokens)
+        answer.say("", f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU")
+    if args.serverless_price:
+        say_break_even(d, args, answer, hourly, tok_s)
+
+
+def say_break_even(d: Deployment, args: Any, answer: Answer, hourly: float,
+                   tok_s: Optional[float]) -> None:
+    """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
+    price = args.serverless_price
+    per_gpu = answer.add("break_even.tokens_per_hour_per_gpu", args.gpu_price * MEGA / price,
+                         "tokens/h", "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
+                         gpu_price=args.gpu_price, price_per_1m=price)
+    answer.add("break_even.tok_s_per_gpu", per_gpu / HOUR_S, "tok/s", "tokens_per_hour / 3600",
+               "sustained", tokens_per_hour=per_gpu)
+    hour = answer.add("break_even.tokens_per_hour", hourly * MEGA / price, "tokens/h",
+                      "per_hour * 1e6 / price_per_1m", "deployment $/h over $/token",
+                      per_hour=hourly, price_per_1m=price)
+    rate = answer.add("break_even.tok_s", hour / HOUR_S, "tok/s", "tokens_per_hour / 3600",
+                      "sustained", tokens_per_hour=hour)
+    busy = ""
+    if tok_s:
+        share = answer.add("break_even.share_of_tok_s", rate / tok_s, "", "break_even / tok_s",
+                           "against --tok-s or the bound", break_even=rate, tok_s=tok_s)
+        busy = (f": {share:.0%} of its {count(tok_s)} tok/s" if share <= 1 else
+                f", more than its {count(tok_s)} tok/s: serverless is cheaper at any load")
+    answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
+               f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(per_gpu / HOUR_S)} tok/s "
+               f"sustained; {count(rate)} tok/s for all {d.gpus} GPUs{busy}")
+
+
+def say_cold_start(d: Deployment, args: Any, answer: Answer) -> None:
+    """From nothing to serving: image pull, weights from storage, engine start."""
+    storage = args.storage
+    load = answer.add("cold_start.load_s", d.weight_bytes / storage.bytes_s, "s",
+                      "weight_bytes / storage", "weights over storage bandwidth",
+                      weight_bytes=d.weight_bytes, storage=storage.bytes_s)
+    total = answer.add("cold_start.total_s", args.pull_s + load + args.init_s, "s",
+                       "pull_s + load_s + init_s", "--pull-s, --init-s", pull_s=args.pull_s,
+                       load_s=load, init_s=args.init_s)
+    answer.add("cold_start.weight_bytes", d.weight_bytes, "B")
+    answer.add("cold_start.storage_bytes_s", storage.bytes_s, "B/s")
+    absent = [flag for flag, value in (("--pull-s", args.pull_s), ("--init-s", args.init_s))
+              if not value]
+    without = f"; without image pull or engine start ({', '.join(absent)})" if absent else ""
+    answer.say("COLD START", f"{figure(d.weight_bytes / GIGA, 4)} GB at {storage.name}: "
+               f"{figure(load, 4)} s; {figure(total, 4)} s in all{without}")
+
+
+def say_kv_transfer(d: Deployment, args: Any, answer: Answer) -> None:
+    """Shipping a prompt's KV cache to a decode pool, against the stall that it removes."""
+    link, tokens = args.kv_link, d.ctx_tokens if args.input_len is None else d.prompt_tokens
+    whole = d._replace(tp=1, dcp=1, pp=1)
+    size = answer.add("kv_transfer.bytes", sequence_bytes(whole, tokens), "MB",
+                      source="KV cache of the prompt, replicated copies sent once")
+    seconds = answer.add("kv_transfer.seconds", size / link.bytes_s, "s", "kv_bytes / link",
+                         "--kv-link", kv_bytes=size, link=link.bytes_s)
+    stall = answer.add("kv_transfer.interference_s", prefill_seconds(d, tokens), "s",
+                       "flop_per_gpu / (peak * mfu)", "DistServe (2401.09670): a prefill stalls "
+                       "each stream of the batch; at the bound", mfu=d.mfu, peak=peak_flop_s(d),
+                       flop_per_gpu=flop_per_gpu(d, tokens, tokens) / d.pcp)
+    needed = answer.add("kv_transfer.break_even_bytes_s", size / stall, "B/s", "kv_bytes / stall_s",
+                        "where both are equal", kv_bytes=size, stall_s=stall)
+    pays = answer.add("kv_transfer.pays", seconds < stall)
+    answer.add("kv_transfer.tokens", tokens, "tokens")
+    batch = batch_limit(d)
+    verdict = "pays" if pays else "does NOT pay"
+    answer.say("P/D TRANSFER", f"{count(tokens)} tokens: {figure(size / GIGA)} GB in "
+               f"{figure(seconds / MS)} ms over {link.name}; the prefill would stall "
+               f"{f'each of {batch} streams' if batch else 'each stream'} for "
+               f"{figure(stall / MS)} ms (bound)",
+               f"{verdict}: from {scaled(needed, 'B/s')} the transfer is the shorter; real links "
+               "reach less than their rate")
+
+
+def say_queueing(d: Deployment, args: Any, answer: Answer) -> None:
+    """How long a request waits at a given utilisation, in service times."""
+    wait = answer.add("queueing.wait_over_service", args.rho / (1 - args.rho), "x",
+                      "rho / (1 - rho)", "M/M/1 mean wait: Kleinrock, Queueing Systems I",
+                      rho=args.rho)
+    answer.add("queueing.rho", args.rho)
+    answer.say("QUEUEING", f"at {args.rho:.0%} utilisation the mean wait is {figure(wait)}x the "
+               "service time (M/M/1); size for 60-75% of measured saturation")
+
+
+class Section(NamedTuple):
+    """A part of the answer: which flag asks for it ('' = always there), and what adds it."""
+
+    flag: str
+    say: Callable[[Deployment, Any, Answer], None]
+
+
+SECTIONS = (
+    Section("", say_model), Section("", say_memory), Section("", say_roofline),
+    Section("", say_stream), Section("", say_prefill), Section("", say_decode),
+    Section("", say_comm), Section("", say_layout), Section("spec_accept", say_speculative),
+    Section("spec_accept_len", say_speculative), Section("lora_rank", say_lora),
+    Section("gpu_price", say_cost), Section("storage", say_cold_start),
+    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("", say_binds),
+)
+
+
+def answer_for(d: Deployment, args: Any) -> Answer:
+    """The whole answer about one deployment."""
+    answer = Answer()
+    for section in SECTIONS:
+        if not section.flag or getattr(args, section.flag) is not None:
+            section.say(d, args, answer)
+    return answer
+
+# ---- 10. Comparing -------------------------------------------------------------------------
+
+COMPARE = (
+    Column("name", "config", str), Column("gpus", "GPUs", str),
+    Column("weights_bytes_per_gpu", "weights/GPU", lambda v: scaled(v, "B")),
+    Column("kv_pool_bytes_per_gpu", "KV pool/GPU", lambda v: scaled(v, "B")),
+    Column("kv_bytes_per_token_per_gpu", "KV/token/GPU", lambda v: scaled(v, "B")),
+    Column("max_kv_tokens", "max KV tokens", count), Column("max_seqs", "seqs", sequences_text),
+    Column("single_stream_tok_s", "1 stream tok/s", count),
+    Column("tok_s_per_gpu", "tok/s/GPU at limit", count))
+
+# Section 2's worked table: what `--compare` prints when no model is named.
+WORKED = tuple(f"--preset llama-3.1-{rest}" for rest in (
+    "8b --weights bf16", "8b --weights fp8 --kv fp8", "70b --weights bf16",
+    "70b --weights bf16 --tp 2", "70b --weights bf16 --tp 4", "70b --weights fp8 --kv fp8",
+    "70b --weights fp8 --kv fp8 --tp 2"))
+USUAL = tuple(f"{precision} --tp {tp}" for precision in ("--weights bf16 --kv bf16",
+                                                         "--weights fp8 --kv fp8")
+              for tp in (1, 2, 4, 8))
+
+
+def variants(args: Any, argv: Sequence[str]) -> List[Tuple[str, List[str]]]:
+    """The configurations that --compare asks for: each a label and a command line.
+
+    Every axis is a flag by its long name; the table is their product, or the worked table.
+    """
+    if not args.compare:
+        model = args.model or args.preset or args.config or args.params
+        rows = USUAL if model else WORKED
+        return [(row.replace("--preset ", "").replace("--", ""), [*argv, *row.split()])
+                for row in rows]
+    import itertools
+    axes = []
+    for text in args.compare:
+        axis, _, values = text.partition("=")
+        flag = "--" + axis.replace("_", "-")
+        if not values or flag not in FLAG_NAMES:
+            raise UserError(f"--compare {text!r}: write AXIS=v,v with a flag's name as the axis, "
+                            f"such as tp=1,2,4 or gpu=h100,h200{near(flag, FLAG_NAMES)}")
+        axes.append([(f"{axis} {value}", [flag, value]) for value in values.split(",")])
+    return [(" ".join(label for label, _ in pick), [*argv, *(w for _, ws in pick for w in ws)])
+            for pick in itertools.product(*axes)]
+
+
+def compare_row(label: str, argv: Sequence[str], tables: Any) -> Dict[str, Any]:
+    """One line of the comparison; a configuration that is refused says why."""
+    row: Dict[str, Any] = {"name": label}
+    try:
+        d = deployment_of(parse_args(argv), tables)
+    except UserError as error:
+        return dict(row, fits=False, why=str(error))
+    memory = memory_of(d)
+    row.update(gpus=d.gpus, weights_bytes_per_gpu=memory.weights_bytes, fits=memory.fits)
+    if not memory.fits:
+        short = memory.sequence_bytes - memory.pool_bytes
+        return dict(row, why=f"does not fit: {short / GIB:.1f} GiB/GPU short")
+    batch = int(memory.max_seqs)
+    step = decode_step(d, batch)
+    return dict(row, kv_pool_bytes_per_gpu=memory.pool_bytes, max_seqs=memory.max_seqs,
+                kv_bytes_per_token_per_gpu=memory.sequence_bytes / d.ctx_tokens,
+                max_kv_tokens=round(memory.max_seqs * d.ctx_tokens),
+                single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s,
+                tok_s=batch / step.step_s, bound_by=step.bound_by,
+                tok_s_per_gpu=batch / step.step_s / d.replica_gpus)
+
+
+# ---- 11. The command line ------------------------------------------------------------------
+
+
+def positive(text: str) -> float:
+    """A number more than zero."""
+    value = number(text)
+    if value <= 0:
+        raise UserError(f"{text!r} must be more than zero")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A number, zero or more."""
+    value = number(text)
+    if value < 0:
+        raise UserError(f"{text!r} must not be negative")
+    return value
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a number") from None
+    if not abs(value) < float("inf"):
+        raise UserError(f"{text!r} is not a finite number")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number, one or more."""
+    value = positive(text)
+    if value != int(value):
+        raise UserError(f"{text!r} must be a whole number")
+    return int(value)
+
+
+def fraction(text: str) -> float:
+    """A share: more than 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise UserError(f"{text!r} must be a share from 0 to 1, such as 0.9")
+    return value
+
+
+def busy(text: str) -> float:
+    """A utilisation: 0 up to, not including, 1."""
+    value = not_negative(text)
+    if value >= 1:
+        raise UserError(f"{text!r} must be under 1: at 1 the queue grows without end")
+    return value
+
+
+def expert_parallel(text: str) -> int:
+    """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
+    return 0 if text == "all" else whole(text)
+
+
+class Flag(NamedTuple):
+    """One command-line flag: its spellings (ours first, then the engines'), value and meaning."""
+
+    names: str
+    kind: Optional[Callable[[str], Any]]  # None: a switch
+    metavar: str
+    help: str
+    default: Any = None
+
+
+FLAGS: Dict[str, Tuple[Flag, ...]] = {
+    "model": (
+        Flag("--preset", str, "NAME", "a model of presets.json (--list)"),
+        Flag("--config", str, "PATH", "a config.json, or a folder that holds it"),
+        Flag("--params", positive, "N", "parameters, to describe a model by hand"),
+        Flag("--layers", whole, "N", "transformer layers"),
+        Flag("--hidden", whole, "N", "hidden size"),
+        Flag("--heads", whole, "N", "query heads"),
+        Flag("--kv-heads", whole, "N", "KV heads"),
+        Flag("--head-dim", whole, "N", "dimension of a head"),
+    ),
+    "hardware": (
+        Flag("--gpu", str, "NAME", "accelerator of presets.json; short names mean SXM "
+             "(default: h100)"),
+        Flag("--gpu-memory-gib", positive, "GiB", "memory of a GPU, by hand"),
+        Flag("--gpu-bandwidth", str, "RATE", "HBM bandwidth, by hand, such as 3350GB/s"),
+        Flag("--gpu-tflops", positive, "TFLOP/s", "dense peak at the compute type, by hand"),
+        Flag("--tp -tp --tensor-parallel-size --tp-size", whole, "N", "tensor parallel GPUs", 1),
+        Flag("--pp -pp --pipeline-parallel-size --pp-size", whole, "N", "pipeline stages", 1),
+        Flag("--dp -dp --data-parallel-size --dp-size", whole, "N", "data parallel replicas; with "
+             "an --ep of all GPUs, attention data-parallel", 1),
+        Flag("--ep --ep-size", expert_parallel, "N", "expert parallel GPUs, or 'all'", 1),
+        Flag("--dcp -dcp --decode-context-parallel-size", whole, "N", "TP ranks that share out "
+             "each sequence's KV", 1),
+        Flag("--pcp -pcp --prefill-context-parallel-size", whole, "N", "GPUs that share out a "
+             "prompt", 1),
+        Flag("--util --gpu-memory-utilization --mem-fraction-static", fraction, "SHARE",
+             "share of GPU memory for the engine", 0.90),
+        Flag("--reserve-gib", not_negative, "GiB", "activations, CUDA graphs, NCCL, a GPU", 2.0),
+        Flag("--mbu", fraction, "SHARE", "share of HBM bandwidth reached", 1.0),
+        Flag("--mfu", fraction, "SHARE", "share of peak FLOP/s reached", 1.0),
+        Flag("--link", str, "RATE", "link between GPUs: a name of presets.json, 450GB/s, 400Gb/s"),
+    ),
+    "precision": (
+        Flag("--weights -q --quantization", str, "NAME", "bf16 fp8 int8 int4 awq gptq mxfp4 nvfp4; "
+             "default: what the checkpoint is"),
+        Flag("--weight-bytes", positive, "B", "bytes a parameter: 2, 1, 0.5"),
+        Flag("--kv --kv-cache-dtype", str, "NAME", "bf16 fp8 nvfp4 (default: bf16)"),
+        Flag("--kv-bytes", positive, "B", "bytes a KV element: 2, 1"),
+    ),
+    "shape of the work": (
+        Flag("--ctx --max-model-len --context-length", whole, "TOKENS", "longest sequence", 8192),
+        Flag("--input-len", str, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
+             "uniform:100..4000, hist:FILE"),
+        Flag("--output-len", str, "LENGTHS", "output tokens, same grammar"),
+        Flag("--concurrency --batch", whole, "N", "ask about so many in flight"),
+    ),
+    "questions": (
+        Flag("--compare", str, "AXIS=V,V", "a table instead: any flags as axes (tp=1,2 "
+             "gpu=h100,h200); alone, the usual ones"),
+        Flag("--spec-accept", busy, "ALPHA", "speculative decoding: acceptance rate of a token"),
+        Flag("--spec-accept-len", positive, "TOKENS", "or the engine's mean accepted length"),
+        Flag("--spec-tokens", whole, "GAMMA", "tokens drafted a step", 4),
+        Flag("--spec-cost", not_negative, "SHARE", "a draft step over a target step", 0.05),
+        Flag("--lora-rank", whole, "R", "LoRA adapters of this rank"),
+        Flag("--lora-count", whole, "N", "adapters resident", 1),
+        Flag("--gpu-price", positive, "$/H", "cost per 1M tokens at this price of a GPU-hour"),
+        Flag("--tok-s", positive, "TOK/S", "throughput to price (default: the bound)"),
+        Flag("--serverless-price", positive, "$/1M", "break-even with a per-token price"),
+        Flag("--storage", str, "RATE", "cold start from storage at this rate (7GB/s, nvme)"),
+        Flag("--pull-s", not_negative, "S", "image pull", 0.0),
+        Flag("--init-s", not_negative, "S", "engine start: profiling, compilation, graphs", 0.0),
+        Flag("--kv-link", str, "RATE", "P/D disaggregation: link that carries the KV cache"),
+        Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+    ),
+    "output": (
+        Flag("--json", None, "", "everything, SI units, stable keys"),
+        Flag("--explain", None, "", "each number: formula, numbers put in, source"),
+        Flag("--list", None, "", "the models, GPUs, links and workloads known"),
+    ),
+}
+FLAG_NAMES = {name for flags in FLAGS.values() for flag in flags for name in flag.names.split()}
+
+EXAMPLES = """examples:
+  capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8
+  capacity.py ./my-model --gpu h200 --ctx 32768 --concurrency 32 --explain
+  capacity.py llama-3.1-8b --weights fp8 --kv fp8 --gpu-price 2.50 --tok-s 4000"""
+
+
+def parse_args(argv: Sequence[str]) -> Any:
+    """The flags as a namespace; UserError on anything that is not understood."""
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        """argparse, with its complaints raised as UserError."""
+
+        def error(self, message: str) -> Any:
+            raise UserError(f"{message}; --help lists the flags")
+
+    parser = Parser(prog="capacity.py", allow_abbrev=False, epilog=EXAMPLES,
+                    description="How many GPUs, how many users, how fast at best.",
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", metavar="MODEL",
+                        help="a preset's name, a path, or a Hugging Face id")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            names = flag.names.split()
+            shown = flag.help + (f" (default: {flag.default})" if flag.default is not None else "")
+            if flag.kind is None:
+                group.add_argument(*names, action="store_true", help=shown)
+            else:
+                group.add_argument(*names, type=named(names[0], flag.kind), default=flag.default,
+                                   metavar=flag.metavar, help=shown,
+                                   nargs="*" if names[0] == "--compare" else None)
+    parser.add_argument("--enable-expert-parallel", "-ep", dest="ep", action="store_const",
+                        const=0, help="same as --ep all")
+    return parser.parse_args(list(argv))
+
+
+def named(name: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag, its complaints beginning with the flag's name."""
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except UserError as error:
+            raise UserError(f"{name} {error}") from None
+    return parse
+
+
+def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
+    """The deployment that the flags describe. Raises UserError where they cannot be."""
+    gpu = find_gpu(args, tables)
+    model = find_model(args, tables)
+    links = tables.get("links", [])
+    weights, weight_bytes, source = weights_of(args, model)
+    kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
+    compute = weights.compute if weights.compute in gpu.flop_s else "bf16"
+    history, history_source, prompt = lengths_of(args)
+    world = args.tp * args.pcp * args.dp
+    d = Deployment(
+        model, gpu, args.tp, args.pp, args.dp, args.ep or world, args.dcp, args.pcp, args.util,
+        args.reserve_gib * GIB, args.mbu, args.mfu,
+        args.link and named("--link", lambda text: parse_rate(text, links))(args.link),
+        parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
+        model.expert_byte_share if weight_bytes == model.weight_bytes
+        else expert_param_share(model), kv, compute, args.ctx, history, history_source, prompt,
+        args.concurrency)
+    check_layout(d)
+    return d
+
+
+def precision_of(flag: str, name: Optional[str], width: Optional[float],
+                 known: Mapping[str, Precision]) -> Optional[Precision]:
+    """The precision named, or of so many bytes; None when neither was given."""
+    if width is not None:
+        if name:
+            raise UserError(f"{flag} and {flag.replace('weights', 'weight')}-bytes say the same "
+                            "thing; give one")
+        if width > 8:
+            raise UserError(f"{width:g} bytes an element is past 8; {flag} takes a name")
+        same = next((p for p in known.values() if p.bytes == width), None)
+        return same or Precision(f"{width:g} B", width, "bf16")
+    if not name or name == "auto":
+        return None
+    name = SPELLINGS.get(name.lower(), name.lower())
+    if name == "auto":
+        return None
+    if name not in known:
+        raise UserError(f"unknown {flag} {name!r}{near(name, known)} known: {', '.join(known)}")
+    return known[name]
+
+
+def weights_of(args: Any, model: Model) -> Tuple[Precision, float, str]:
+    """How the weights are stored, their total [B], and where that figure comes from."""
+    asked = precision_of("--weights", args.weights, args.weight_bytes, WEIGHTS)
+    if asked:
+        return asked, asked.bytes * model.params, f"weights {figure(asked.bytes)} B"
+    name = SPELLINGS.get(model.native, model.native)
+    native = WEIGHTS.get(name) or Precision(name, (model.weight_bytes or 0) / model.params, "bf16")
+    if model.weight_bytes is not None:
+        each = model.weight_bytes / model.params
+        return native, model.weight_bytes, (f"weights {figure(model.weight_bytes / GIGA, 4)} GB, "
+                                            f"{figure(each, 4)} B each "
+                                            f"({model.weight_bytes_source})")
+    return native, native.bytes * model.params, (f"weights {figure(native.bytes)} B "
+                                                 f"({native.name}, as the checkpoint)")
+
+
+def lengths_of(args: Any) -> Tuple[float, str, float]:
+    """Average history of a decode step, how it was found, and the prompt's tokens."""
+    if args.input_len is None and args.output_len is None:
+        return args.ctx / 2, f"half of ctx {count(args.ctx)}", min(2048.0, float(args.ctx))
+    given = parse_lengths("--input-len", args.input_len or "2048").mean
+    made = parse_lengths("--output-len", args.output_len or "256").mean
+    if given + made > args.ctx:
+        raise UserError(f"--input-len plus --output-len average {count(given + made)} tokens, past "
+                        f"--ctx {count(args.ctx)}; raise --ctx")
+    return given + made / 2, "input + output / 2", given
+
+
+def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
+    """The model that the flags name: by hand, a preset, a path, or a Hugging Face id."""
+    rows = tables.get("models", [])
+    name = args.preset or args.config or args.model
+    if sum(x is not None for x in (args.preset, args.config, args.model)) > 1:
+        raise UserError("the model is named more than once; give one of MODEL, --preset, --config")
+    if name is None:
+        if args.params is None:
+            raise UserError("no model given; name a preset (--list), a config.json, a Hugging Face "
+                            "id, or describe it by hand with --params")
+        return model_by_hand(args)
+    if args.preset is None and (args.config or os.path.exists(name)):
+        return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
+                                     *read_checkpoint(name))
+    by_id = next((r for r in rows if r.get("id", "").lower() == name.lower()), None)
+    if by_id or "/" not in name or args.preset:
+        return build_model(by_id or find_row("models", name, "model", rows))
+    return model_from_checkpoint(name, *fetch_checkpoint(name))
+
+
+def model_by_hand(args: Any) -> Model:
+    """A dense model from --params and its KV shape; what was not given is not guessed."""
+    needed = {"--layers": args.layers, "--kv-heads": args.kv_heads, "--head-dim": args.head_dim}
+    absent = [flag for flag, value in needed.items() if value is None]
+    if absent:
+        raise UserError(f"--params describes a model by hand, which needs {', '.join(absent)} too")
+    heads = args.heads or 0
+    work = 4 * heads * args.head_dim
+    cache = Cache("full", args.layers, args.kv_heads, 2 * args.head_dim, flops=work,
+                  decode_flops=work)
+    notes = () if heads and args.hidden else (
+        "--heads and --hidden not given: attention FLOP and traffic between GPUs are left out",)
+    return Model(
+        name="by hand", arch="", params=args.params, params_exact=round(args.params),
+        active_params=round(args.params), layers=args.layers, hidden=args.hidden or 0, heads=heads,
+        kv_heads=args.kv_heads, head_dim=args.head_dim, vocab=0, max_len=0, tied=False, tensors=(),
+        caches=(cache,), experts=0, top_k=0, expert_layers=0, native="bf16", weight_bytes=None,
+        weight_bytes_source="", kv_native="", mtp_layers=0, mtp_params=0, vision_params=0,
+        estimated=False, notes=notes, expert_byte_share=0.0)
+
+
+def model_from_checkpoint(name: str, config: Mapping[str, Any], quant: Optional[Mapping[str, Any]],
+                          size: Optional[int], source: str) -> Model:
+    """The model of a config.json, with the true byte total where the files state it."""
+    model = build_model(normalise(config, quant, name))
+    return model if size is None else model._replace(weight_bytes=size, weight_bytes_source=source)
+
+
+def read_rates(args: Any, links: Sequence[Mapping[str, Any]]) -> None:
+    """Turn the flags that name a rate into links, in place."""
+    for name in ("storage", "kv_link"):
+        text = getattr(args, name)
+        if text is not None:
+            flag = "--" + name.replace("_", "-")
+            setattr(args, name, named(flag, lambda given: parse_rate(given, links))(text))
+
+
+def print_list(tables: Mapping[str, Any]) -> None:
+    """What presets.json knows, by name."""
+    if not tables:
+        raise UserError("--list needs presets.json beside capacity.py")
+    for table, rows in tables.items():
+        if isinstance(rows, list):
+            print(f"{table}:")
+            print("\n".join(f"  {row['name']:<28} {preset_text(table, row)}" for row in rows))
+
+
+def preset_text(table: str, row: Mapping[str, Any]) -> str:
+    """What a row of presets.json is, in a few words."""
+    if table == "models":
+        return f"{figure(row['params'] / GIGA):>6}B  {row.get('native', 'bf16'):<6} {row['id']}"
+    if table == "gpus":
+        return (f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
+                f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}")
+    if table == "links":
+        return f"{row['gb_s']:>6} GB/s  {row['note']}"
+    return f"input {row['input_len']}, output {row['output_len']}; {row['note']}"
+
+
+def run(argv: Sequence[str]) -> None:
+    """Answer one command line on stdout."""
+    args = parse_args(argv)
+    tables = presets()
+    if args.list:
+        print_list(tables)
+        return
+    read_rates(args, tables.get("links", []))
+    if args.compare is not None:
+        rows = [compare_row(label, line, tables) for label, line in variants(args, argv)]
+        lines = render_table(COMPARE, rows)
+        lines += [f"{row['name']}: {row['why']}" for row in rows if "why" in row]
+        print(json.dumps({"compare": rows}, indent=1) if args.json else "\n".join(lines))
+        return
+    answer = answer_for(deployment_of(args, tables), args)
+    if args.json:
+        print(json.dumps(answer.json(), indent=1))
+    else:
+        print(answer.explain() if args.explain else "\n".join(answer.lines))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Exit code: 0 answered (not fitting is an answer), 2 bad usage or input."""
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"capacity: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
