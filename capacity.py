@@ -2,8 +2,8 @@
 """How many GPUs, how many users, how fast at best: sizes a large-language-model deployment.
 
     capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8       a preset's name
-    capacity.py ./Qwen3-8B --gpu l40s --ctx 32768                a folder with config.json
-    capacity.py Qwen/Qwen3-8B --compare tp=1,2 gpu=h100,h200   a Hugging Face id
+    capacity.py ./Qwen3-8B --gpu l40s --ctx 32k                  a folder with config.json
+    capacity.py Qwen/Qwen3-8B --compare tp=1,2 gpu=h100,h200     a Hugging Face id
 
 A serving engine's step time decides everything here:
 
@@ -13,13 +13,16 @@ Memory decides how many sequences share that step. Figures are bounds (100% of t
 unless they say otherwise. Standard library only; needs nothing but presets.json beside it, and
 without that works from explicit flags.
 
-Sections: 1 words and units, 2 the answer and its steps, 3 models, 4 hardware, 5 the deployment,
-6 memory, 7 step time, 8 collectives, 9 the sections of the answer, 10 rendering, 11 command line.
+Sections: 1 words, units and lengths, 2 the answer and its steps, 3 models (skip it unless you add
+a family), 4 hardware, 5 the deployment, 6 memory, 7 step time, 8 collectives, 9 the sections of
+the answer, 10 comparing, 11 the command line.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import sys
 from typing import (
@@ -36,19 +39,17 @@ from typing import (
     Tuple,
 )
 
-# ---- 1. Words and units --------------------------------------------------------------------
+# ---- 1. Words, units and lengths ---------------------------------------------------------------
 # Inside: seconds, bytes, FLOP, tokens and per-second rates, the unit last in every name.
 # history: tokens a sequence has in its KV cache when a step reads it. ctx: its longest.
 # step: one forward pass of the batch, one token for each sequence.
 
+# >>>> the same in capacity.py and loadgen.py; a test compares them
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
-MS = 1e-3
-HOUR_S = 3600.0
-TYPICAL_MBU = 0.70  # real decode reaches 60-85% of HBM bandwidth (Databricks, "LLM Inference
-#                     Performance Engineering", MBU)
-TYPICAL_MFU = 0.50  # of prefill on Hopper; the runbook's TTFT floor uses half the peak
-ACTIVATION_BYTES = 2  # hidden states travel between GPUs in BF16
+MS, US, NS = 1e-3, 1e-6, 1e-9
+MINUTE_S, HOUR_S = 60.0, 3600.0
+ABSURD = 1e15  # past this a number given by hand is a slip
 
 
 class UserError(Exception):
@@ -75,6 +76,151 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
+    import difflib
+    close = difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        if "_" in text or not text.isascii():
+            raise ValueError
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a number") from None
+    if not abs(value) < ABSURD or 0 < abs(value) < 1 / ABSURD:
+        raise UserError(f"{text!r} is past any sensible number")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number more than zero."""
+    value = number(text)
+    if value <= 0:
+        raise UserError(f"{text!r} must be more than zero")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A number, zero or more."""
+    value = number(text)
+    if value < 0:
+        raise UserError(f"{text!r} must not be negative")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number from 1 to a billion; 32k means 32,000 and 32K 32,768, as in vLLM."""
+    scale = {"k": 1000, "K": KIB, "m": 10**6, "M": MIB}.get(text[-1:], 0)
+    value = positive(text[:-1] if scale else text) * (scale or 1)
+    if value != int(value) or value > GIGA:
+        raise UserError(f"{text!r} must be a whole number, at most a billion")
+    return int(value)
+
+
+def fraction(text: str) -> float:
+    """A share: more than 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise UserError(f"{text!r} must be a share from 0 to 1, such as 0.9")
+    return value
+
+
+class Lengths(NamedTuple):
+    """A distribution of token counts: its mean and its quantile function."""
+
+    text: str
+    mean: float
+    quantile: Callable[[float], float]
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Lengths as flags write them: 2000, lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE.
+
+    hist:FILE holds one length a line, or `length,count`. Raises UserError.
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if kind == "lognormal":
+            parts = dict(part.split("=") for part in rest.split(","))
+            if set(parts) != {"mean", "cv"}:
+                raise ValueError
+            return lognormal(text, positive(parts["mean"]), positive(parts["cv"]))
+        if kind == "uniform":
+            low, high = (positive(part) for part in rest.split(".."))
+            if high < low:
+                raise ValueError
+            return Lengths(text, (low + high) / 2, lambda q: low + q * (high - low))
+        if kind == "hist":
+            return histogram(rest)
+        fixed = float(whole(text))
+        return Lengths(text, fixed, lambda q: fixed)
+    except ValueError:
+        raise UserError(f"{text!r} is not a length; write 2000, lognormal:mean=2000,cv=0.5, "
+                        "uniform:100..4000 or hist:FILE") from None
+
+
+def lognormal(text: str, mean: float, cv: float) -> Lengths:
+    """Log-normal lengths with this mean and coefficient of variation (sd / mean)."""
+    from statistics import NormalDist
+    sigma = math.sqrt(math.log1p(cv * cv))
+    mu = math.log(mean) - sigma * sigma / 2
+    return Lengths(text, mean, lambda q: math.exp(mu + sigma * NormalDist().inv_cdf(q)))
+
+
+def histogram(path: str) -> Lengths:
+    """Lengths as counted in a file: one a line, or `length,count`; '#' starts a comment."""
+    pairs = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for n, line in enumerate(file, 1):
+                length, _, times = line.partition("#")[0].strip().partition(",")
+                try:
+                    if length:
+                        pairs.append((positive(length), not_negative(times or "1")))
+                except UserError as error:
+                    raise UserError(f"{path} line {n}: {error}; write a length, or length,count"
+                                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    total = sum(times for _, times in pairs)
+    if not total:
+        raise UserError(f"{path} holds no lengths")
+    pairs.sort()
+
+    def quantile(q: float) -> float:
+        seen = 0.0
+        for length, times in pairs:
+            seen += times
+            if seen >= q * total:
+                return length
+        return pairs[-1][0]
+
+    return Lengths(f"hist:{path}", sum(a * b for a, b in pairs) / total, quantile)
+
+
+def named(flag: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag, its complaints beginning with the flag's name."""
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except UserError as error:
+            raise UserError(f"{flag} {error}") from None
+    return parse
+# <<<<
+
+
+TYPICAL_MBU = 0.70  # real decode reaches 60-85% of HBM bandwidth (Databricks, "LLM Inference
+#                     Performance Engineering", MBU)
+TYPICAL_MFU = 0.50  # of prefill on Hopper; a TTFT floor is usually taken at half the peak
+ACTIVATION_BYTES = 2  # hidden states travel between GPUs in BF16
+SERVER_GPUS = 8  # GPUs that share one server's PCIe
+SCREEN = 110  # columns
+
+
 def scaled(value: float, unit: str) -> str:
     """A value in SI units as people read it: bytes in GiB, KiB or MB, seconds in ms, and so on."""
     if unit == "B":
@@ -97,14 +243,7 @@ def scaled(value: float, unit: str) -> str:
     return f"{figure(value, 4)} {unit}".rstrip()
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
-    import difflib
-    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(close)}?" if close else ""
-
-
-# ---- 2. The answer and its steps -----------------------------------------------------------
+# ---- 2. The answer and its steps ---------------------------------------------------------------
 # Text, --json and --explain are three renderings of one thing: a list of steps.
 
 
@@ -134,9 +273,11 @@ class Answer:
         return value
 
     def say(self, label: str, *lines: str) -> None:
-        """One labelled paragraph of the screen."""
-        for i, line in enumerate(lines):
-            self.lines.append(f"{label if i == 0 else '':<12} {line}".rstrip())
+        """One labelled paragraph of the screen, wrapped to its width."""
+        import textwrap
+        wrapped = [part for line in lines for part in textwrap.wrap(line, SCREEN - 13)]
+        for i, line in enumerate(wrapped):
+            self.lines.append(f"{label if i == 0 else '':<12} {line}")
 
     def json(self) -> Dict[str, Any]:
         """The steps as nested objects in SI units; an infinite or unknown number is null."""
@@ -198,7 +339,8 @@ def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(map(str.rjust, line, widths)) for line in cells]
 
-# ---- 4. Models ---------------------------------------------------------------------------------
+
+# ---- 3. Models ---------------------------------------------------------------------------------
 # config.json --normalise--> row --build_model--> Model. A row is flat and says only what differs
 # from DEFAULTS and from its family in FAMILIES; presets.json holds such rows.
 #
@@ -239,6 +381,7 @@ class Cache(NamedTuple):
     window: int = 0  # most tokens kept; 0 = all
     reads: int = 0  # most tokens read in a decode step (sparse attention); 0 = all kept
     every: int = 1  # one entry for this many tokens
+    element_bytes: float = 0.0  # where it is not the KV cache's own [B]; 0 = as --kv says
     state_bytes: int = 0  # fixed state of a sequence [B/layer], at TP 1
     state_elements: int = 0  # the same in elements
     flops: int = 0  # of attention, per query token, context token and layer (prefill)
@@ -395,7 +538,7 @@ def family_of(names: Iterable[str]) -> Optional[Row]:
     return next((table[name] for name in wanted if name in table), None)
 
 
-# ---- 4a. config.json to a row ------------------------------------------------------------------
+# ---- 3a. config.json to a row ------------------------------------------------------------------
 
 # Row field -> its names in config.json, the first that is there wins; all are whole numbers.
 # Aliases: vLLM transformers_utils/config.py CONFIG_FIELD_ALIASES, and older models.
@@ -482,6 +625,13 @@ class Fields:
             return int(value)
         return None
 
+    def integers(self, names: str) -> List[int]:
+        """A list of whole numbers; [] if it is absent."""
+        values = self.get(names, list) or []
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            raise UserError(f"config.json: {names} is {_shown(values)}; expected whole numbers")
+        return list(values)
+
     def flag(self, names: str, default: bool, outer_first: bool = False) -> bool:
         """true or false, or the default if absent."""
         value = self.get(names, bool, outer_first)
@@ -536,6 +686,8 @@ def fields_list(config: Mapping[str, Any], name: str) -> List[str]:
 def _read_numbers(fields: Fields, row: Row) -> None:
     for key, names in NUMBERS.items():
         value = fields.number(names, LARGEST.get(key, 10_000_000))
+        if value == 0 and key == "kv_heads":
+            raise UserError("config.json: the number of KV heads is 0; expected 1 or more")
         if value or (value is not None and key != "head_dim"):  # head_dim 0 means absent
             row[key] = value
     layout = fields.get("hybrid_override_pattern layers_block_type", (str, list))
@@ -600,7 +752,8 @@ def _read_recurrent(fields: Fields, row: Row) -> None:
         row["notes"].append("delta-attention and latent-expert layers are estimated")
     if "mamba_d_state" in fields.text:  # Jamba
         rank = fields.get("mamba_dt_rank", (int, str))
-        row["dt_rank"] = rank if isinstance(rank, int) else -(-row["hidden"] // 16)
+        row["dt_rank"] = (fields.number("mamba_dt_rank") if isinstance(rank, int)
+                          else -(-row["hidden"] // 16))
         row["mamba_dim"] = (fields.number("mamba_expand") or 2) * row["hidden"]
     row["conv_bias"] = fields.flag("use_conv_bias mamba_conv_bias", True)
     row["mamba_bias"] = fields.flag("mamba_proj_bias", False)
@@ -617,7 +770,7 @@ def _read_mixers(fields: Fields, row: Row) -> None:
     hybrid = fields.per_layer("hybrid_layer_pattern", layers)
     attention = fields.per_layer("attn_type_list", layers)
     if ratios:
-        row["mixers"] = "".join({0: "S", 4: "A"}.get(r, "H") for r in ratios)
+        row["mixers"] = "".join("S" if r == 0 else "A" if r == 4 else "H" for r in ratios)
     elif hybrid:
         row["mixers"] = "".join("S" if k == 1 else "F" for k in hybrid)
     elif attention:
@@ -656,7 +809,7 @@ def _mixers_by_rule(fields: Fields, row: Row) -> str:
         offset = row.get("attn_offset", 0) if offset is None else offset
         return "".join("F" if i % period == offset else "M" for i in layers)
     if delta:
-        full = set(Fields(delta).get("full_attn_layers", list) or ())  # counted from 1
+        full = set(Fields(delta).integers("full_attn_layers"))  # counted from 1
         return "".join("F" if i + 1 in full else "K" for i in layers)
     if every:
         return "S" * (every - 1) + "F"
@@ -705,7 +858,7 @@ def _expert_layers(fields: Fields, row: Row) -> str:
         chosen = {i for i in layers if kinds[i] == "sparse"}
     elif listed:
         texts = listed.split(",") if isinstance(listed, str) else listed
-        chosen = {int(i) for i in texts if str(i).strip().isdigit()}
+        chosen = {int(i) for i in texts if str(i).strip().isdecimal()}
     elif frequency and isinstance(frequency, list):
         flags = fields.per_layer("moe_layer_freq", row["layers"]) or []
         chosen = {i for i in layers if flags[i]}
@@ -714,7 +867,7 @@ def _expert_layers(fields: Fields, row: Row) -> str:
         offset = row.get("expert_offset", 0) if offset is None else offset
         chosen = {i for i in layers if i % period == offset}
     else:
-        dense = set(fields.get("mlp_only_layers", list) or ())
+        dense = set(fields.integers("mlp_only_layers"))
         chosen = {i for i in layers if i >= first and (i + 1) % step == 0 and i not in dense
                   and i % (frequency or 1) == 0}
     return "".join("E" if i in chosen else "D" for i in layers)
@@ -790,7 +943,7 @@ def _nas_block(block: Any, row: Row) -> Tuple[int, int, int]:
         if width and not ffn.get("replace_with_linear"):
             width = int(2 * float(ffn["ffn_mult"]) * row["hidden"] / 3)
             width = -(-width // 256) * 256
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+    except (KeyError, TypeError, ArithmeticError, ValueError, AttributeError):
         raise UserError("config.json: a block of block_configs lacks attention.n_heads_in_group"
                         " or ffn.ffn_mult") from None
     return kv_heads, width, 1
@@ -816,13 +969,16 @@ def _check(row: Row) -> None:
     for letter, key, name in needs:
         if any(letter in kind[:2] for kind in kinds) and not full[key]:
             raise UserError(f"config.json has no {name}, which its layers need")
+    if not any(c.elements or c.state_bytes for c in caches_of(full)):
+        raise UserError("config.json: no layer keeps a KV cache or a state; is it a language"
+                        " model's?")
     if full["kv_lora"] and not full["rope"] + full["nope"]:
         raise UserError("config.json has kv_lora_rank but no qk_nope_head_dim, qk_rope_head_dim")
     if not full["kv_lora"] and not full["head_dim"] and heads > full["hidden"]:
         raise UserError(f"config.json: hidden_size {full['hidden']} is less than {heads} heads")
 
 
-# ---- 4b. A row to tensors ----------------------------------------------------------------------
+# ---- 3b. A row to tensors ----------------------------------------------------------------------
 
 
 def spread(pattern: str, layers: int) -> str:
@@ -1044,6 +1200,7 @@ def _compressed_attention(r: Row, kind: Kind, at: str) -> List[Tensor]:
     return found
 
 
+INDEX_BYTES = 1 + 4 / 128  # an index key's element: FP8, one scale of 4 B for 128 (vLLM, SGLang)
 COMPRESSION = {"A": 4, "H": 128}  # tokens in a KV entry
 
 
@@ -1170,7 +1327,7 @@ def _experts(r: Row, kind: Kind, at: str) -> List[Tensor]:
     return found
 
 
-# ---- 4c. A row to caches -----------------------------------------------------------------------
+# ---- 3c. A row to caches -----------------------------------------------------------------------
 
 
 def caches_of(row: Row) -> Tuple[Cache, ...]:
@@ -1199,7 +1356,8 @@ def _layer_caches(r: Row, kind: Kind) -> List[Cache]:
         found = [_grouped_cache(r, kind)]
     if kind.indexer:
         work = 2 * r["index_heads"] * r["index_dim"]
-        found.append(Cache("indexer", 1, 1, r["index_dim"], flops=work, decode_flops=work))
+        found.append(Cache("indexer", 1, 1, r["index_dim"], element_bytes=INDEX_BYTES, flops=work,
+                           decode_flops=work))
     return found
 
 
@@ -1225,8 +1383,8 @@ def _compressed_caches(r: Row, kind: Kind) -> List[Cache]:
                            flops=work // every, decode_flops=work // every))
     if kind.mixer == "A":
         work = 2 * r["index_heads"] * r["index_dim"] // 4
-        found.append(Cache("indexer", 1, 1, r["index_dim"], every=4, flops=work,
-                           decode_flops=work))
+        found.append(Cache("indexer", 1, 1, r["index_dim"], every=4, element_bytes=INDEX_BYTES,
+                           flops=work, decode_flops=work))
     return found
 
 
@@ -1251,7 +1409,7 @@ def _state(r: Row, mixer: str) -> Cache:
                  state_elements=conv + state)
 
 
-# ---- 4d. Bytes of quantised weights ------------------------------------------------------------
+# ---- 3d. Bytes of quantised weights ------------------------------------------------------------
 
 
 class Scheme(NamedTuple):
@@ -1339,7 +1497,7 @@ def _quant_rules(method: str, q: Mapping[str, Any]) -> Rules:
     layers = q.get("quantized_layers")
     if isinstance(layers, dict) and layers:
         return _rules_of_map(layers) + ([(None, _fp8(q))] if method == "fp8" else [])
-    bits, group = _int_of(q, "bits", 4), max(0, _int_of(q, "group_size", 128))
+    bits, group = _bits_of(q, "bits", default=4), max(0, _int_of(q, "group_size", 128))
     if method in ("fp8", "fbgemm_fp8"):
         return [(None, _fp8(q))]
     if method in ("awq", "awq_marlin"):
@@ -1361,17 +1519,30 @@ def _quant_rules(method: str, q: Mapping[str, Any]) -> Rules:
     groups = q.get("config_groups")
     if isinstance(groups, dict) and groups:
         return [_rule_of_group(g, str(q.get("format") or "")) for g in groups.values()]
-    return [(None, Scheme(ROUGH, _int_of(q, "bits", _int_of(q, "w_bit", 8)), group, 1, 2))]
+    return [(None, Scheme(ROUGH, _bits_of(q, "bits", "w_bit", default=8), group, 1, 2))]
 
 
 def _int_of(q: Mapping[str, Any], key: str, default: int) -> int:
     value = q.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= 65536:
+        raise UserError(f"quantization_config: {key} is {_shown(value)}; expected a whole number")
+    return value
+
+
+def _bits_of(q: Mapping[str, Any], *keys: str, default: int) -> int:
+    """Bits of a stored weight, under the first of the keys that is there; 1 to 32."""
+    bits = next((_int_of(q, key, default) for key in keys if q.get(key) is not None), default)
+    if not 1 <= bits <= 32:
+        raise UserError(f"quantization_config: {bits} bits a weight; expected 1 to 32")
+    return bits
 
 
 def _fp8(q: Mapping[str, Any]) -> Scheme:
     block = q.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) for b in block):
+    if isinstance(block, list) and len(block) == 2 and all(
+            isinstance(b, int) and b > 0 for b in block):
         return Scheme("fp8", 8, block[1], block[0], 4)
     return Scheme("fp8", 8, 0, 1, 4)
 
@@ -1394,7 +1565,8 @@ def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, .
         raise UserError("config.json: a group of quantization_config has no weights")
     targets = fields_list(group, "targets")
     named = tuple(t for t in targets if t.startswith("re:") or "." in t or t == "lm_head")
-    bits, size = _int_of(weights, "num_bits", 8), max(0, _int_of(weights, "group_size", 0))
+    bits = _bits_of(weights, "num_bits", default=8)
+    size = max(0, _int_of(weights, "group_size", 0))
     form = str(group.get("format") or outer_format)
     is_float = weights.get("type") == "float"
     if is_float and bits == 4:
@@ -1497,10 +1669,13 @@ def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     """Layers whose module path the expression matches, by any of the usual prefixes."""
     import re
 
-    try:
+    try:  # a repeated group that repeats inside can take for ever: no checkpoint needs one
+        if len(regex) > 1000 or re.search(r"[*+}][^()]*\)+[*+{]", regex):
+            raise re.error("nested repeats")
         match = re.compile(regex).match
     except re.error:
-        raise UserError(f"quantization_config: {_shown(regex)} is no regular expression") from None
+        raise UserError(f"quantization_config: {_shown(regex)} is no usable regular expression"
+                        ) from None
 
     def holds(layer: int) -> bool:
         path = name if layer < 0 else f"model.layers.{layer}.{name}"
@@ -1513,7 +1688,7 @@ def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     return set(layers) if layers and holds(next(iter(layers))) else set()
 
 
-# ---- 4e. A row to a model ----------------------------------------------------------------------
+# ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
 def count_params(tensors: Sequence[Tensor], row: Row) -> Tuple[int, int]:
@@ -1532,6 +1707,15 @@ def count_params(tensors: Sequence[Tensor], row: Row) -> Tuple[int, int]:
     return total, active
 
 
+def build_preset(row: Row) -> Model:
+    """The model of a row of presets.json; UserError where the row is broken."""
+    try:
+        return build_model(row)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"presets.json: the row {_shown(row.get('name'))} is not a model's "
+                        f"({type(error).__name__} {error}); mend it") from None
+
+
 def build_model(row: Row) -> Model:
     """The model that a row of presets.json, or of normalise(), describes."""
     family = family_of([row.get("arch", "")]) or {}
@@ -1542,10 +1726,11 @@ def build_model(row: Row) -> Model:
     total, active = count_params(tensors, r)
     kinds = layer_kinds(r)
     quant: Optional[Quant] = r["quant"]
-    size, native = quantised_bytes(tensors, quant) if quant else (None, r["native"])
+    size, native = (quantised_bytes(tensors, quant) if quant
+                    else (r.get("weight_bytes"), r["native"]))
     experts = [t for t in tensors if t.split == "expert"]
     share = (quantised_bytes(experts, quant)[0] / size if quant and size
-             else sum(t.params for t in experts) / total)
+             else r.get("expert_byte_share", sum(t.params for t in experts) / total))
     stated = r.get("params_exact") or r.get("params")
     return Model(
         name=r["name"], arch=r.get("arch", ""), params=r.get("params") or total,
@@ -1569,7 +1754,7 @@ def build_model(row: Row) -> Model:
 
 def _bytes_source(quant: Optional[Quant]) -> str:
     if quant is None:
-        return ""
+        return "the checkpoint, counted from its config.json"
     if any(scheme.label == ROUGH for _, scheme in quant.rules):
         return f"rough: quantization {quant.method or 'without a name'} is not known"
     return (f"counted from shapes and quantization ({quant.method})" if quant.method
@@ -1584,7 +1769,7 @@ def _mtp_params(r: Row, tensors: Sequence[Tensor]) -> int:
     return int(r["mtp"] * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"]))
 
 
-# ---- 4f. Checkpoints on disk and on the Hub ----------------------------------------------------
+# ---- 3f. Checkpoints on disk and on the Hub ----------------------------------------------------
 
 JSON_BYTES_MAX = 50_000_000
 HEADER_BYTES_MAX = 100_000_000
@@ -1636,11 +1821,17 @@ def _weights_on_disk(folder: str) -> Tuple[Optional[int], str]:
         if size:
             return size, "model.safetensors.index.json"
     try:
-        names = sorted(n for n in os.listdir(folder or ".") if n.endswith(".safetensors"))
+        names = sorted(n for n in os.listdir(folder or ".") if n.endswith(".safetensors")
+                       and os.path.isfile(os.path.join(folder, n)))
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}") from None
+    names = [n for n in names if n.startswith("model")] or names  # not consolidated copies
     if not names:
         return None, ""
+    shards = names[0].rpartition("-of-")[2].partition(".")[0]
+    if shards.isdecimal() and int(shards) > len(names):
+        raise UserError(f"{folder} holds {len(names)} of {int(shards)} safetensors files; finish "
+                        "the download, or give the config.json alone in a folder")
     return sum(_safetensors_bytes(os.path.join(folder, n)) for n in names), "safetensors headers"
 
 
@@ -1657,6 +1848,7 @@ def _safetensors_bytes(path: str) -> int:
     import struct
 
     try:
+        stored = os.path.getsize(path)
         with open(path, "rb") as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -1672,11 +1864,14 @@ def _safetensors_bytes(path: str) -> int:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        try:
-            begin, end = entry["data_offsets"]
-            size += int(end) - int(begin)
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{path}: header entry {_shown(name)} has no data_offsets") from None
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (isinstance(offsets, list) and len(offsets) == 2
+                and all(isinstance(n, int) for n in offsets) and 0 <= offsets[0] <= offsets[1]):
+            raise UserError(f"{path}: header entry {_shown(name)} has no data_offsets")
+        size += offsets[1] - offsets[0]
+    if stored < 8 + length + size:
+        raise UserError(f"{path} is cut off: {stored} of {8 + length + size} bytes; finish the "
+                        "download")
     return size
 
 
@@ -1689,6 +1884,8 @@ def fetch_checkpoint(hf_id: str) -> Checkpoint:
                                   for p in parts):
         raise UserError(f"{_shown(hf_id)} is no Hugging Face id; expected org/name")
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if "@" in endpoint or not endpoint.startswith(("https://", "http://")):
+        raise UserError("HF_ENDPOINT must be https://HOST or http://HOST, without a user name")
     base = f"{endpoint}/{hf_id}/resolve/main/"
     data = _download(base + "config.json", hf_id)
     if data is None:
@@ -1704,6 +1901,7 @@ def fetch_checkpoint(hf_id: str) -> Checkpoint:
 def _download(url: str, hf_id: str) -> Optional[bytes]:
     """The body at url, None if it is not there (404); the token goes to no other host."""
     import http.client
+    import time
     import urllib.error
     import urllib.parse
     import urllib.request
@@ -1719,19 +1917,27 @@ def _download(url: str, hf_id: str) -> Optional[bytes]:
         parts = urllib.parse.urlsplit(address)
         return parts.scheme, parts.netloc
 
-    if origin(url)[0] not in ("http", "https"):
-        raise UserError("HF_ENDPOINT must start with https:// or http://")
-    token = os.environ.get("HF_TOKEN")
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not all("!" <= c <= "~" for c in token):
+        raise UserError("HF_TOKEN holds a space, a line break or a character that is no ASCII")
     request = urllib.request.Request(url, headers={"User-Agent": "capacity"})
     if token:
-        request.add_header("Authorization", f"Bearer {token.strip()}")
+        request.add_header("Authorization", f"Bearer {token}")
+    deadline_s, body = time.monotonic() + 2 * HUB_TIMEOUT_S, b""
     try:
         with urllib.request.build_opener(Redirect).open(request, timeout=HUB_TIMEOUT_S) as reply:
-            body = bytes(reply.read(JSON_BYTES_MAX + 1))
+            while len(body) <= JSON_BYTES_MAX:
+                part = reply.read1(JSON_BYTES_MAX)
+                if not part:
+                    break
+                body += part
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError("too slow")
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None
-        gated = "; it is private or gated: set HF_TOKEN" if error.code in (401, 403) else ""
+        gated = ("; it is private or gated, set HF_TOKEN to one that may read it"
+                 if error.code in (401, 403) else "; save its config.json and give its path")
         raise UserError(f"{hf_id}: {url} answered {error.code}{gated}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = getattr(error, "reason", None) or error
@@ -1741,7 +1947,8 @@ def _download(url: str, hf_id: str) -> Optional[bytes]:
         raise UserError(f"{url} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no config file")
     return body
 
-# ---- 4. Hardware ---------------------------------------------------------------------------
+
+# ---- 4. Hardware -------------------------------------------------------------------------------
 
 
 class Gpu(NamedTuple):
@@ -1754,6 +1961,7 @@ class Gpu(NamedTuple):
     flop_s: Mapping[str, float]  # dense peak by compute type: bf16, fp8, int8, fp4
     link: Optional[Link]  # between the GPUs of one domain
     domain: int  # GPUs that one such link domain joins
+    pcie: Optional[Link]  # between the GPUs of a server that no such link joins
     note: str
 
 
@@ -1795,13 +2003,21 @@ def presets() -> Dict[str, List[Dict[str, Any]]]:
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "presets.json")
     try:
         with open(path, encoding="utf-8") as file:
-            tables: Dict[str, List[Dict[str, Any]]] = json.load(file)
-            return tables
+            tables = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"presets.json cannot be read: {error}; restore it beside capacity.py"
                         ) from None
+    rows = [tables.get(name) for name in TABLES] if isinstance(tables, dict) else [None]
+    if not all(isinstance(table, list) and all(isinstance(row, dict) and isinstance(
+            row.get("name"), str) for row in table) for table in rows):
+        raise UserError("presets.json is not made of tables of named rows; restore it beside "
+                        "capacity.py")
+    return {name: tables[name] for name in TABLES}
+
+
+TABLES = ("models", "gpus", "links", "workloads")
 
 
 def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -1814,14 +2030,13 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
         raise UserError(f"{what} {name!r} cannot be looked up: presets.json is not beside "
                         f"capacity.py; put it there, or {BY_HAND[table]}")
     names = [n for row in rows for n in (row["name"], *row.get("aliases", ()))]
-    raise UserError(f"unknown {what} {name!r}{near(name, names)} --list shows all")
+    raise UserError(f"unknown {what} {name!r}{near(name, names)}; --list shows all")
 
 
 BY_HAND = {
     "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
     "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
     "links": "give a rate such as 450GB/s",
-    "workloads": "give --input-len and --output-len",
 }
 
 
@@ -1836,11 +2051,11 @@ def parse_rate(text: str, links: Sequence[Mapping[str, Any]]) -> Link:
     try:
         rate = float(number)
     except ValueError:
-        raise UserError(f"not a rate: {text!r}; write 7GB/s, 400Gb/s or a link's name") from None
+        raise UserError(f"{text!r} is no rate; write 7GB/s, 400Gb/s or a link's name") from None
     rate *= {"K": KILO, "M": MEGA, "G": GIGA, "T": TERA}[prefix or "G"]
     rate /= 8 if unit == "b" else 1
-    if not 0 < rate < float("inf"):
-        raise UserError(f"a rate must be more than zero: {text!r}")
+    if not 0 < rate < ABSURD * KILO:
+        raise UserError(f"{text!r} is no rate; it must be more than zero")
     return Link(scaled(rate, "B/s"), rate)
 
 
@@ -1856,7 +2071,8 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
     if args.gpu_memory_gib:
         gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB)
     if args.gpu_bandwidth:
-        gpu = gpu._replace(bandwidth_bytes_s=parse_rate(args.gpu_bandwidth, links).bytes_s)
+        rate = named("--gpu-bandwidth", lambda text: parse_rate(text, links))(args.gpu_bandwidth)
+        gpu = gpu._replace(bandwidth_bytes_s=rate.bytes_s)
     if args.gpu_tflops:
         gpu = gpu._replace(flop_s=dict.fromkeys(("bf16", "fp8", "int8", "fp4"),
                                                 args.gpu_tflops * TERA))
@@ -1864,93 +2080,19 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
 
 
 def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
-    """The GPU of a row of presets.json."""
-    return Gpu(row["name"], row.get("title", row["name"]), row["memory_mib"] * MIB,
-               row["hbm_tb_s"] * TERA,
-               {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
-               parse_rate(row["link"], links) if row["link"] else None, row["domain"],
-               row.get("note", ""))
-
-# ---- 5a. Lengths ---------------------------------------------------------------------------
-
-
-class Lengths(NamedTuple):
-    """A distribution of token counts: its mean and its quantile function."""
-
-    text: str
-    mean: float
-    quantile: Callable[[float], float]
-
-
-def parse_lengths(flag: str, text: str) -> Lengths:
-    """Lengths as flags write them: 2000, lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE.
-
-    hist:FILE holds one length a line, or `length,count`. Raises UserError.
-    """
-    kind, _, rest = text.partition(":")
+    """The GPU of a row of presets.json; UserError where the row is broken."""
     try:
-        if kind == "lognormal":
-            parts = dict(part.split("=") for part in rest.split(","))
-            if set(parts) != {"mean", "cv"}:
-                raise ValueError
-            return lognormal(text, positive(parts["mean"]), positive(parts["cv"]))
-        if kind == "uniform":
-            low, high = (positive(part) for part in rest.split(".."))
-            if high < low:
-                raise ValueError
-            return Lengths(text, (low + high) / 2, lambda q: low + q * (high - low))
-        if kind == "hist":
-            return histogram(flag, rest)
-        fixed = positive(text)
-        return Lengths(text, fixed, lambda q: fixed)
-    except (ValueError, UserError) as error:
-        why = f": {error}" if isinstance(error, UserError) else ""
-        raise UserError(f"{flag} {text!r} is not a length{why}; write 2000, "
-                        "lognormal:mean=2000,cv=0.5, uniform:100..4000 or hist:FILE") from None
+        return Gpu(row["name"], row.get("title", row["name"]), row["memory_mib"] * MIB,
+                   row["hbm_tb_s"] * TERA,
+                   {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
+                   parse_rate(row["link"], links) if row["link"] else None, row["domain"],
+                   parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"presets.json: the GPU {row['name']!r} is broken "
+                        f"({type(error).__name__} {error}); mend its row") from None
 
 
-def lognormal(text: str, mean: float, cv: float) -> Lengths:
-    """Log-normal lengths with this mean and coefficient of variation (sd / mean)."""
-    import math
-    from statistics import NormalDist
-    sigma = math.sqrt(math.log1p(cv * cv))
-    mu = math.log(mean) - sigma * sigma / 2
-    return Lengths(text, mean, lambda q: math.exp(mu + sigma * NormalDist().inv_cdf(q)))
-
-
-def histogram(flag: str, path: str) -> Lengths:
-    """Lengths as counted in a file: one a line, or `length,count`; '#' starts a comment."""
-    pairs = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for n, line in enumerate(file, 1):
-                line = line.partition("#")[0].strip()
-                if not line:
-                    continue
-                length, _, times = line.partition(",")
-                try:
-                    pairs.append((positive(length), not_negative(times or "1")))
-                except UserError as error:
-                    raise UserError(f"{path} line {n}: {error}; write a length, or length,count"
-                                    ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    total = sum(times for _, times in pairs)
-    if not total:
-        raise UserError(f"{path} holds no lengths")
-    pairs.sort()
-
-    def quantile(q: float) -> float:
-        seen = 0.0
-        for length, times in pairs:
-            seen += times
-            if seen >= q * total:
-                return length
-        return pairs[-1][0]
-
-    return Lengths(f"hist:{path}", sum(a * b for a, b in pairs) / total, quantile)
-
-# ---- 5. The deployment ---------------------------------------------------------------------
+# ---- 5. The deployment -------------------------------------------------------------------------
 
 
 class Deployment(NamedTuple):
@@ -1980,7 +2122,9 @@ class Deployment(NamedTuple):
     history_tokens: float  # average length that a decode step reads back
     history_source: str
     prompt_tokens: float
-    batch: Optional[int]  # in flight, where asked
+    output_tokens: float  # 0 where not given
+    asked: Optional[int]  # in flight in one replica, where asked
+    adapter_bytes: float  # LoRA adapters resident, whole model
 
     @property
     def attention_dp(self) -> int:
@@ -2022,7 +2166,13 @@ class Deployment(NamedTuple):
         """The link that a collective over so many GPUs runs on; None when none is known."""
         if self.link:
             return self.link
-        return self.gpu.link if ranks <= self.gpu.domain else self.far_link
+        if ranks <= self.gpu.domain:
+            return self.gpu.link
+        return self.gpu.pcie if ranks <= SERVER_GPUS and self.gpu.pcie else self.far_link
+
+
+KV_HEAD_KINDS = ("full", "sliding", "chunked")  # their heads divide over TP
+SHARED_KINDS = ("full", "mla", "indexer")  # whose tokens DCP shares out
 
 
 def expert_param_share(model: Model) -> float:
@@ -2056,9 +2206,6 @@ def kv_heads_of(model: Model) -> List[int]:
     return sorted({c.heads for c in model.caches if c.kind in KV_HEAD_KINDS and c.heads})
 
 
-KV_HEAD_KINDS = ("full", "sliding", "chunked")
-
-
 def check_layout(d: Deployment) -> None:
     """Raise UserError when the model cannot be laid out so; the line names what would fit."""
     model = d.model
@@ -2085,17 +2232,24 @@ def check_layout(d: Deployment) -> None:
                         f"TP x PCP x DP = {world} of them (attention then runs data-parallel)")
 
 
-# ---- 6. Memory -----------------------------------------------------------------------------
+# ---- 6. Memory ---------------------------------------------------------------------------------
 
 
 def weights_bytes_per_gpu(d: Deployment) -> float:
     """Weights on each GPU of the fullest pipeline stage [B].
 
     Dense parts are split over TP, experts over EP where that is wider (whole experts: the fullest
-    rank decides). Source: Shoeybi et al., Megatron-LM (1909.08053); vLLM expert parallelism.
+    rank decides). Every parameter counts as split, also the few that engines keep whole on each
+    rank (norms, routers, MLA down-projections).
+    Source: Shoeybi et al., Megatron-LM (1909.08053); vLLM expert parallelism.
     """
+    return read_weight_bytes(d, touched=1.0)
+
+
+def read_weight_bytes(d: Deployment, touched: float) -> float:
+    """Weights that a step reads on a GPU of the fullest stage [B]; touched: share of experts."""
     dense = (d.weight_bytes - d.expert_bytes) / d.tp
-    return (dense + d.expert_bytes * fullest_expert_share(d)) * d.stage_share
+    return (dense + d.expert_bytes * fullest_expert_share(d) * touched) * d.stage_share
 
 
 def fullest_expert_share(d: Deployment) -> float:
@@ -2106,18 +2260,34 @@ def fullest_expert_share(d: Deployment) -> float:
     return -(-d.model.experts // d.ep) / d.model.experts / within
 
 
-def cache_bytes(cache: Cache, d: Deployment, tokens: float) -> float:
-    """What one kind of layer holds of a sequence of so many tokens, on each GPU of a stage [B].
+CACHE_FORMULA = ("layers * stage_share * (tokens_kept * heads_per_gpu * elements * kv_bytes "
+                 "/ every / dcp + state_bytes / tp)")
+
+
+def cache_terms(cache: Cache, d: Deployment, tokens: float) -> Dict[str, float]:
+    """The numbers of CACHE_FORMULA for one kind of layer and a sequence of so many tokens.
 
     GQA: heads shrink by TP down to one, then replicate. An MLA latent is whole on each TP rank;
     DCP shares the tokens out, of full and latent caches alone.
+    """
+    return {"layers": cache.layers, "stage_share": d.stage_share,
+            "tokens_kept": min(tokens, cache.window) if cache.window else tokens,
+            "heads_per_gpu": (max(1.0, cache.heads / d.tp) if cache.kind in KV_HEAD_KINDS
+                              else cache.heads),
+            "elements": cache.elements, "kv_bytes": cache.element_bytes or d.kv.bytes,
+            "every": cache.every, "dcp": d.dcp if cache.kind in SHARED_KINDS else 1,
+            "state_bytes": cache.state_bytes, "tp": d.tp}
+
+
+def cache_bytes(cache: Cache, d: Deployment, tokens: float) -> float:
+    """What one kind of layer holds of a sequence of so many tokens, on each GPU of a stage [B].
+
     Source: vLLM kv_cache_interface; DeepSeek-V2 (2405.04434) for the latent.
     """
-    kept = min(tokens, cache.window) if cache.window else tokens
-    heads = max(1.0, cache.heads / d.tp) if cache.kind in KV_HEAD_KINDS else cache.heads
-    shared = d.dcp if cache.kind in ("full", "mla", "indexer") else 1
-    per_token = heads * cache.elements * d.kv.bytes / cache.every / shared
-    return cache.layers * d.stage_share * (kept * per_token + cache.state_bytes / d.tp)
+    t = cache_terms(cache, d, tokens)
+    per_token = t["heads_per_gpu"] * t["elements"] * t["kv_bytes"] / t["every"] / t["dcp"]
+    return t["layers"] * t["stage_share"] * (t["tokens_kept"] * per_token
+                                             + t["state_bytes"] / t["tp"])
 
 
 def sequence_bytes(d: Deployment, tokens: float) -> float:
@@ -2141,6 +2311,7 @@ class Memory(NamedTuple):
     """The memory budget of one GPU [B], and what its KV pool holds."""
 
     weights_bytes: float
+    adapter_bytes: float
     reserve_bytes: float
     budget_bytes: float  # util * memory
     pool_bytes: float  # negative when the weights do not fit
@@ -2150,19 +2321,20 @@ class Memory(NamedTuple):
 
 
 def memory_of(d: Deployment) -> Memory:
-    """The memory budget: KV pool = util * memory - weights - reserve.
+    """The memory budget: KV pool = util * memory - weights - adapters - reserve.
 
     Source: Kwon et al., PagedAttention (2309.06180); vLLM --gpu-memory-utilization.
     """
     weights = weights_bytes_per_gpu(d)
+    adapters = d.adapter_bytes / d.tp * d.stage_share
     budget = d.util * d.gpu.memory_bytes
-    pool = budget - weights - d.reserve_bytes
+    pool = budget - weights - adapters - d.reserve_bytes
     one = sequence_bytes(d, d.ctx_tokens)
     max_seqs = max(0.0, pool) / one * d.attention_dp
-    return Memory(weights, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+    return Memory(weights, adapters, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
 
 
-# ---- 7. Step time --------------------------------------------------------------------------
+# ---- 7. Step time ------------------------------------------------------------------------------
 
 
 class StepTime(NamedTuple):
@@ -2207,15 +2379,17 @@ def decode_step(d: Deployment, batch: int, tokens_per_seq: int = 1,
     Source: Pope et al., "Efficiently Scaling Transformer Inference" (2211.05102), section 2.
     """
     bandwidth = d.gpu.bandwidth_bytes_s * (mbu or d.mbu)
-    seqs = -(-batch // (d.attention_dp * d.pp))  # on one rank, in one microbatch
-    tokens, all_tokens = seqs * tokens_per_seq, -(-batch // d.pp) * tokens_per_seq
-    passes = d.pp * d.stage_share
-    dense = (d.weight_bytes - d.expert_bytes) / d.tp
-    experts = d.expert_bytes * fullest_expert_share(d) * touched_share(d.model, all_tokens)
+    seqs, all_seqs = microbatch(d, batch)
+    all_tokens = all_seqs * tokens_per_seq
+    weights = read_weight_bytes(d, touched_share(d.model, all_tokens)) * d.pp
     kv = seqs * read_bytes(d, d.history_tokens) * d.pp
-    flop = flop_per_gpu(d, tokens, all_tokens) * passes
-    return StepTime(batch, (dense + experts) * passes / bandwidth, kv / bandwidth,
-                    flop / (peak_flop_s(d) * d.mfu))
+    flop = flop_per_gpu(d, seqs * tokens_per_seq, all_tokens) * d.pp * d.stage_share
+    return StepTime(batch, weights / bandwidth, kv / bandwidth, flop / (peak_flop_s(d) * d.mfu))
+
+
+def microbatch(d: Deployment, batch: int) -> Tuple[int, int]:
+    """Sequences that a pipeline stage works on at a time: (on one attention rank, on all)."""
+    return -(-batch // (d.attention_dp * d.pp)), -(-batch // d.pp)
 
 
 def peak_flop_s(d: Deployment) -> float:
@@ -2238,19 +2412,32 @@ def flop_per_gpu(d: Deployment, tokens: float, all_tokens: float) -> float:
 def prefill_seconds(d: Deployment, tokens: float, mfu: Optional[float] = None) -> float:
     """The bound on prefilling one prompt [s]: 2 * parameters * tokens / (peak * MFU).
 
-    TP and PCP share the work; the stages of PP follow one another.
+    TP and PCP share the work; the stages of PP follow one another. Source: Kaplan et al.
+    (2001.08361), section 2.1.
     """
     return flop_per_gpu(d, tokens, tokens) / d.pcp / (peak_flop_s(d) * (mfu or d.mfu))
 
 
 def attention_seconds(d: Deployment, tokens: float) -> float:
-    """What causal attention adds to the prefill of one prompt [s]; not part of the bound."""
+    """What causal attention adds to the prefill of one prompt [s], in BF16; not in the bound."""
+    return attention_flop(d, tokens) / (d.tp * d.pcp * d.gpu.flop_s["bf16"] * d.mfu)
+
+
+def attention_flop(d: Deployment, tokens: float) -> float:
+    """FLOP of causal attention over one prompt: 2 n (d_qk + d_v) for each pair of tokens."""
     flop = 0.0
     for cache in d.model.caches:
         window = min(cache.window or tokens, tokens)
         seen = window - window * window / (2 * tokens)  # mean of min(position, window)
         flop += cache.layers * cache.flops * tokens * seen
-    return flop / d.tp / d.pcp / (peak_flop_s(d) * d.mfu)
+    return flop
+
+
+def prefill_tok_s(d: Deployment, tokens: float, mfu: float) -> float:
+    """Prompt tokens a second when all GPUs do nothing but prefill, attention included [tok/s]."""
+    busy_s = (flop_per_gpu(d, tokens, tokens * d.attention_dp) / d.pcp / (peak_flop_s(d) * mfu)
+              + attention_seconds(d, tokens) * d.mfu / mfu)
+    return tokens * d.attention_dp * d.pp * d.replicas / busy_s
 
 
 def ladder(most: int, *others: int) -> List[int]:
@@ -2259,11 +2446,11 @@ def ladder(most: int, *others: int) -> List[int]:
     return sorted(sizes | {n for n in (most, *others) if n > 0})
 
 
-# ---- 8. Collectives ------------------------------------------------------------------------
+# ---- 8. Collectives ----------------------------------------------------------------------------
 
 
 class Collective(NamedTuple):
-    """One kind of exchange between GPUs in a decode step."""
+    """One kind of exchange between GPUs in a step."""
 
     name: str
     times: float  # a step
@@ -2273,39 +2460,67 @@ class Collective(NamedTuple):
 
 
 def collectives(d: Deployment, tokens: float) -> List[Collective]:
-    """What a step over `tokens` on each attention rank sends between GPUs.
+    """What a step over so many tokens on each attention rank sends between GPUs.
 
     Source: Shoeybi et al., Megatron-LM (1909.08053), two all-reduces a layer; DeepSeek-V3
-    (2412.19437), dispatch in FP8 and combine in BF16; Milakov and Gimelshein (1805.02867), DCP's
-    partial softmax.
+    (2412.19437), dispatch in FP8 and combine in BF16.
     """
     model, found = d.model, []
     hidden = tokens * model.hidden * ACTIVATION_BYTES
-    moe_layers = model.expert_layers
-    wide = d.ep > d.tp
+    wide = d.ep > d.tp * d.pcp
     if d.tp > 1:
-        times = 2 * model.layers - (moe_layers if wide else 0)
+        times = 2 * model.layers - (model.expert_layers if wide else 0)
         found.append(Collective("all-reduce", times, hidden, 2 * (d.tp - 1) / d.tp, d.tp))
-    if d.ep > 1 and wide and moe_layers:
-        sent = tokens * model.top_k * model.hidden * (1 + ACTIVATION_BYTES)
-        found.append(Collective("all-to-all", moe_layers, sent, (d.ep - 1) / d.ep, d.ep))
+    if wide:  # the ranks of a TP group hold the same tokens and send a share each
+        sent = tokens * model.top_k * model.hidden * (1 + ACTIVATION_BYTES) / d.tp
+        found.append(Collective("all-to-all", model.expert_layers, sent, (d.ep - 1) / d.ep, d.ep))
     if d.pp > 1:
         found.append(Collective("stage send", d.pp - 1, hidden, 1, d.replica_gpus))
-    if d.dcp > 1:
-        partial = tokens * model.heads / d.tp * d.dcp * (model.head_dim + 1) * ACTIVATION_BYTES
-        found.append(Collective("decode context merge", model.layers, partial,
-                                2 * (d.dcp - 1) / d.dcp, d.dcp))
     return found
 
 
-def collective_seconds(d: Deployment, c: Collective) -> Optional[float]:
-    """Time of one kind of collective in a step [s], transfer alone; None without a known link."""
-    link = d.link_for(c.ranks)
-    return c.times * c.bytes * c.wire / link.bytes_s if link else None
+def context_collectives(d: Deployment, tokens: float) -> List[Collective]:
+    """What decode context parallelism adds: queries gathered, partial outputs and their log-sums
+    scattered, over the ranks that share a sequence. Source: vLLM decode context parallel.
+    """
+    shared = [cache for cache in d.model.caches if cache.kind in ("full", "mla")]
+    if d.dcp == 1 or not shared:
+        return []
+    per_head = max(c.elements + (c.elements if c.kind == "mla" else 0) for c in shared)
+    size = tokens * d.model.heads / d.tp * d.dcp * (per_head + 1) * ACTIVATION_BYTES
+    return [Collective("context merge", sum(c.layers for c in shared), size,
+                       (d.dcp - 1) / d.dcp, d.dcp)]
 
-# ---- 9. The sections of the answer ---------------------------------------------------------
-# Each takes the deployment, the flags and the answer, and adds its steps and lines to it.
-# SECTIONS, at the end, is their order and when each is asked for: a new one is entered there.
+
+def decode_collectives(d: Deployment, batch: int) -> List[Collective]:
+    """All that a decode step of this batch sends."""
+    seqs, _ = microbatch(d, batch)
+    return collectives(d, seqs) + context_collectives(d, seqs)
+
+
+def prefill_collectives(d: Deployment, tokens: float) -> List[Collective]:
+    """All that the prefill of one prompt sends; PCP passes each rank's KV round a ring."""
+    found = collectives(d, tokens / d.pcp)
+    if d.pcp > 1:
+        whole_kv = sequence_bytes(d, tokens) / d.stage_share
+        found.append(Collective("KV ring", 1, whole_kv, (d.pcp - 1) / d.pcp, d.tp * d.pcp))
+    return found
+
+
+def collective_seconds(d: Deployment, found: Sequence[Collective]) -> Optional[float]:
+    """Their time together [s], transfer alone; None where no link is known."""
+    total = 0.0
+    for c in found:
+        link = d.link_for(c.ranks)
+        if link is None:
+            return None
+        total += c.times * c.bytes * c.wire / link.bytes_s
+    return total
+
+
+# ---- 9. The sections of the answer -------------------------------------------------------------
+# Each takes the case and the answer, and adds its steps and lines to it. SECTIONS, at the end, is
+# their order and when each is asked for: a new one is entered there.
 
 BUDGET = "KV pool = util * memory - weights - reserve: PagedAttention (2309.06180), vLLM"
 ROOFLINE = "roofline: Williams et al. 2009; How To Scale Your Model, inference"
@@ -2314,38 +2529,40 @@ DECODE = "bytes of a step / bandwidth: Pope et al. (2211.05102), section 2"
 MEGATRON = "Megatron-LM (1909.08053); ring all-reduce moves 2(N-1)/N"
 
 
-def say_model(d: Deployment, args: Any, answer: Answer) -> None:
+class Case(NamedTuple):
+    """A deployment with what every section needs of it, found once."""
+
+    d: Deployment
+    args: Any
+    memory: Memory
+    limit: int  # sequences of ctx tokens that one replica holds
+    batch: int  # that run at once: as asked, but never more than the limit
+
+    @property
+    def step(self) -> StepTime:
+        """The bound on the decode step of that batch."""
+        return decode_step(self.d, self.batch)
+
+    @property
+    def step_terms(self) -> Dict[str, float]:
+        """The step of that batch as numbers for a formula."""
+        return {"weights_s": self.step.weights_s, "kv_s": self.step.kv_s,
+                "compute_s": self.step.compute_s}
+
+
+def case_of(d: Deployment, args: Any) -> Case:
+    """The case of a deployment."""
+    memory = memory_of(d)
+    limit = int(memory.max_seqs)
+    return Case(d, args, memory, limit, min(d.asked or limit, limit))
+
+
+def say_model(case: Case, answer: Answer) -> None:
     """What is sized and what was assumed."""
-    m = d.model
+    d, m = case.d, case.d.model
     kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
                                           f"{m.top_k} of {m.experts} experts")
-    for key, value in (("name", m.name), ("arch", m.arch), ("estimated", m.estimated),
-                       ("layers", m.layers), ("hidden", m.hidden), ("heads", m.heads),
-                       ("kv_heads", m.kv_heads), ("head_dim", m.head_dim), ("vocab", m.vocab),
-                       ("max_context_tokens", m.max_len), ("experts", m.experts),
-                       ("experts_per_token", m.top_k)):
-        answer.add(f"model.{key}", value)
-    source = "Hugging Face config.json" + (", generic decoder formula: an estimate"
-                                           if m.estimated else "")
-    answer.add("model.params", m.params, "parameters", source=source)
-    answer.add("model.active_params", m.active_params, "parameters",
-               source=f"{source}; experts used a token, without the input embedding")
-    answer.add("model.kv_layers", [cache._asdict() for cache in m.caches])
-    answer.add("model.notes", list(m.notes))
-    answer.add("deployment.gpu", d.gpu.name)
-    answer.add("deployment.gpu_memory_bytes", d.gpu.memory_bytes, "B", source=DATASHEET)
-    answer.add("deployment.gpu_bandwidth_bytes_s", d.gpu.bandwidth_bytes_s, "B/s", source=DATASHEET)
-    answer.add("deployment.peak_flop_s", peak_flop_s(d), "FLOP/s", source=DATASHEET)
-    for key, value in (("weights", d.weights.name), ("kv", d.kv.name), ("compute", d.compute),
-                       ("weight_source", d.weight_source), ("replicas", d.replicas),
-                       ("gpus", d.gpus)):
-        answer.add(f"deployment.{key}", value)
-    for key in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util", "mbu", "mfu"):
-        answer.add(f"deployment.{key}", getattr(d, key))
-    answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
-    answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
-    answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
-
+    record_inputs(d, answer)
     shape = f"{m.layers} layers, {m.kv_heads} KV heads x {m.head_dim}"
     if any(cache.kind == "mla" for cache in m.caches):
         latent = next(cache.elements for cache in m.caches if cache.kind == "mla")
@@ -2355,53 +2572,88 @@ def say_model(d: Deployment, args: Any, answer: Answer) -> None:
                         f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
                         + (f", {d.replicas} replicas" if d.replicas > 1 else ""))
     answer.lines.append(f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
-                        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB; "
-                        f"average history {count(d.history_tokens)} ({d.history_source})")
-    if m.estimated:
-        answer.lines.append(f"ESTIMATE: {m.arch or 'this architecture'} is not known here; counted "
-                            "as a generic decoder")
-    answer.lines.extend(f"note: {note}" for note in notes_on(d))
+                        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB")
+    answer.lines.append(f"average history {count(d.history_tokens)} ({d.history_source})")
+    for note in notes_on(d):
+        answer.say("note", note)
     answer.lines.append("")
+
+
+def record_inputs(d: Deployment, answer: Answer) -> None:
+    """The steps that are inputs: the model and the deployment as read."""
+    m = d.model
+    for key, value in (("name", m.name), ("arch", m.arch), ("estimated", m.estimated),
+                       ("layers", m.layers), ("hidden", m.hidden), ("heads", m.heads),
+                       ("kv_heads", m.kv_heads), ("head_dim", m.head_dim), ("vocab", m.vocab),
+                       ("max_context_tokens", m.max_len), ("experts", m.experts),
+                       ("experts_per_token", m.top_k), ("notes", list(m.notes)),
+                       ("kv_layers", [cache._asdict() for cache in m.caches])):
+        answer.add(f"model.{key}", value)
+    answer.add("model.params", m.params, "parameters", source="sum over the tensors of its shape; "
+               "presets.json may round it as model cards do")
+    answer.add("model.active_params", m.active_params, "parameters", source="what a token "
+               "multiplies by: top-k experts, no input embedding look-up")
+    answer.add("deployment.gpu_memory_bytes", d.gpu.memory_bytes, "B", source=DATASHEET)
+    answer.add("deployment.gpu_bandwidth_bytes_s", d.gpu.bandwidth_bytes_s, "B/s", source=DATASHEET)
+    answer.add("deployment.peak_flop_s", peak_flop_s(d), "FLOP/s", source=DATASHEET)
+    for key, value in (("gpu", d.gpu.name), ("weights", d.weights.name), ("kv", d.kv.name),
+                       ("compute", d.compute), ("weight_source", d.weight_source),
+                       ("replicas", d.replicas), ("gpus", d.gpus)):
+        answer.add(f"deployment.{key}", value)
+    for key in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util", "mbu", "mfu"):
+        answer.add(f"deployment.{key}", getattr(d, key))
+    answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
+    answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
+    answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
 
 
 def notes_on(d: Deployment) -> List[str]:
     """What a reader should know before trusting the figures."""
     notes = list(d.model.notes)
+    if d.model.estimated:
+        notes.append(f"ESTIMATE: {d.model.arch or 'this architecture'} is not fully known here")
     if d.weights.compute != d.compute:
-        notes.append(f"{d.gpu.name} has no {d.weights.compute.upper()} units (or none listed): "
-                     f"weights are expanded to {d.compute.upper()}, memory saved, no FLOP gained")
+        notes.append(f"{d.gpu.name} has no {d.weights.compute.upper()} units: weights are expanded "
+                     f"to {d.compute.upper()}, memory saved, no FLOP gained")
     if d.weights.bytes < 1 and d.weight_bytes == d.weights.bytes * d.model.params:
-        notes.append("nominal width: scales and unquantised layers come on top (config.json or its "
-                     "folder counts them)")
+        notes.append("nominal width: scales and what is left unquantised come on top; every figure "
+                     "here is that much too good")
+    if d.model.kv_native and d.kv.bytes != KV[d.model.kv_native].bytes:
+        notes.append(f"the checkpoint asks for {d.model.kv_native.upper()} KV; counted as "
+                     f"{figure(d.kv.bytes)} B unless --kv says so")
     if d.model.max_len and d.ctx_tokens > d.model.max_len:
         notes.append(f"ctx {count(d.ctx_tokens)} is past the model's own "
                      f"{count(d.model.max_len)} tokens")
-    if d.replica_gpus > d.gpu.domain and not d.link:
-        notes.append(f"{d.replica_gpus} GPUs are past the {d.gpu.domain} of one link domain: "
-                     f"{d.far_link.name if d.far_link else 'no link'} assumed between, --link "
-                     "to change")
+    far = d.far_link
+    if d.replica_gpus > max(d.gpu.domain, SERVER_GPUS) and not d.link and far:
+        notes.append(f"{d.replica_gpus} GPUs are more than one server's: {far.name} "
+                     f"({scaled(far.bytes_s, 'B/s')}) assumed between, --link to change")
+    if d.replicas > 1 and d.asked:
+        notes.append(f"--concurrency is for all {d.replicas} replicas: {d.asked} in each")
     if d.gpu.note:
         notes.append(f"{d.gpu.name}: {d.gpu.note}")
     return notes
 
 
-def say_memory(d: Deployment, args: Any, answer: Answer) -> None:
+def say_memory(case: Case, answer: Answer) -> None:
     """The memory budget of one GPU, and how many sequences its KV pool holds."""
-    memory = memory_of(d)
-    experts = d.expert_bytes * fullest_expert_share(d)
+    d, memory = case.d, case.memory
     weights = answer.add(
         "memory.weights_bytes_per_gpu", memory.weights_bytes, "B",
         "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share) * stage_share",
         d.weight_source + "; split as in Megatron-LM (1909.08053)", weight_bytes=d.weight_bytes,
         expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
         stage_share=d.stage_share)
-    answer.add("memory.expert_bytes_per_gpu", experts * d.stage_share, "B")
+    answer.add("memory.adapter_bytes_per_gpu", memory.adapter_bytes, "B",
+               "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count",
+               adapter_bytes=d.adapter_bytes, tp=d.tp, stage_share=d.stage_share)
     answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
                source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
     pool = answer.add(
         "memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
-        "max(0, util * memory - weights - reserve)", BUDGET, util=d.util,
-        memory=d.gpu.memory_bytes, weights=weights, reserve=memory.reserve_bytes)
+        "max(0, util * memory - weights - adapters - reserve)", BUDGET, util=d.util,
+        memory=d.gpu.memory_bytes, weights=weights, adapters=memory.adapter_bytes,
+        reserve=memory.reserve_bytes)
     for cache in d.model.caches:
         explain_cache(d, cache, answer)
     per_token = answer.add(
@@ -2416,11 +2668,12 @@ def say_memory(d: Deployment, args: Any, answer: Answer) -> None:
                         "round(max_seqs * ctx)", BUDGET, max_seqs=seqs, ctx=d.ctx_tokens)
     answer.add("memory.fits", memory.fits)
 
-    total = (weights + memory.reserve_bytes + pool) / GIB
-    answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f} + reserve "
-               f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB  "
+    lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
+    total = (weights + memory.adapter_bytes + memory.reserve_bytes + pool) / GIB
+    answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f}{lora} + reserve "
+               f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
-               f"{memory.budget_bytes / GIB:.2f})   {'FITS' if memory.fits else 'DOES NOT FIT'}")
+               f"{memory.budget_bytes / GIB:.2f}) {'FITS' if memory.fits else 'DOES NOT FIT'}")
     average = max(0.0, memory.pool_bytes) / sequence_bytes(d, d.history_tokens) * d.attention_dp
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
@@ -2428,8 +2681,9 @@ def say_memory(d: Deployment, args: Any, answer: Answer) -> None:
                f"({sequences_text(average)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
         answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
-    if not memory.fits:
-        say_misfit(d, memory, args, answer)
+    wanted = d.asked or 1
+    if memory.max_seqs < wanted:
+        say_short(case, wanted, answer)
 
 
 def sequences_text(seqs: float) -> str:
@@ -2439,122 +2693,117 @@ def sequences_text(seqs: float) -> str:
 
 def kind_text(d: Deployment, cache: Cache) -> str:
     """One kind of layer: how many, what a token and a sequence cost on each GPU."""
-    limit = f", at most {count(cache.window)} tokens" if cache.window else ""
     if cache.state_bytes:
         return (f"{cache.layers} {cache.kind} layers: "
                 f"{scaled(cache_bytes(cache, d, 0), 'B')}/sequence/GPU, whatever its length")
-    one = cache._replace(window=0)
-    return f"{cache.layers} {cache.kind} layers: {scaled(cache_bytes(one, d, 1), 'B')}" \
-           f"/token/GPU{limit}"
+    limit = f", at most {count(cache.window)} tokens" if cache.window else ""
+    one = cache_bytes(cache._replace(window=0), d, 1)
+    return f"{cache.layers} {cache.kind} layers: {scaled(one, 'B')}/token/GPU{limit}"
 
 
 def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
     """The steps from one kind of layer to its share of a sequence; and MHA against GQA."""
-    heads = max(1.0, cache.heads / d.tp) if cache.kind in KV_HEAD_KINDS else cache.heads
-    shared = d.dcp if cache.kind in ("full", "mla", "indexer") else 1
-    key = f"kv.{cache.kind}"
-    kept = min(d.ctx_tokens, cache.window or d.ctx_tokens)
-    answer.add(f"{key}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens), "B",
-               "layers * stage_share * (tokens_kept * heads_per_gpu * elements * kv_bytes / every "
-               "/ dcp + state_bytes / tp)",
-               "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA latent: DeepSeek-V2 "
-               "(2405.04434)", layers=cache.layers, stage_share=d.stage_share, tokens_kept=kept,
-               heads_per_gpu=heads, elements=cache.elements, kv_bytes=d.kv.bytes,
-               every=cache.every, dcp=shared, state_bytes=cache.state_bytes, tp=d.tp)
+    answer.add(f"kv.{cache.kind}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens),
+               "B", CACHE_FORMULA, "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA "
+               "latent: DeepSeek-V2 (2405.04434)", **cache_terms(cache, d, d.ctx_tokens))
     if cache.kind == "mla":
         answer.add("kv.mla_bytes_per_token", cache.layers * cache.elements * d.kv.bytes, "B",
                    "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
                    "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
                    kv_bytes=d.kv.bytes)
     if cache.kind == "full" and d.model.heads > cache.heads > 0:
-        shared_by = "GQA (2305.13245): query heads share K and V"
         for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
             answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
-                       * d.kv.bytes, "B", "layers * heads * elements * kv_bytes", shared_by,
-                       layers=cache.layers, heads=heads, elements=cache.elements,
-                       kv_bytes=d.kv.bytes)
+                       * d.kv.bytes, "B", "layers * heads * elements * kv_bytes",
+                       "GQA (2305.13245): query heads share K and V", layers=cache.layers,
+                       heads=heads, elements=cache.elements, kv_bytes=d.kv.bytes)
 
 
-def say_misfit(d: Deployment, memory: Memory, args: Any, answer: Answer) -> None:
-    """By how much it does not fit, and the nearest deployments that would."""
+def say_short(case: Case, wanted: int, answer: Answer) -> None:
+    """By how much the deployment is too small for what was asked, and what would do."""
+    d, memory = case.d, case.memory
+    short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * memory.sequence_bytes
+                       - memory.pool_bytes, "B", "seqs * sequence_bytes - (util * memory - weights "
+                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp,
+                       sequence_bytes=memory.sequence_bytes, util=d.util,
+                       memory=d.gpu.memory_bytes, weights=memory.weights_bytes,
+                       adapters=memory.adapter_bytes, reserve=memory.reserve_bytes)
+    need = f"{count(wanted)} sequences" if wanted > 1 else "one sequence"
+    text = f"{short / GIB:.2f} GiB/GPU for {need} of {count(d.ctx_tokens)} tokens"
     if memory.pool_bytes <= 0:
-        short = f"{-memory.pool_bytes / GIB:.2f} GiB/GPU too much before any KV cache"
-    else:
-        short = (f"one sequence of {count(d.ctx_tokens)} needs "
-                 f"{memory.sequence_bytes / GIB:.2f} GiB of KV, the pool has "
-                 f"{memory.pool_bytes / GIB:.2f}; --ctx up to "
-                 f"{count(int(memory.max_seqs * d.ctx_tokens))} would fit")
-    answer.add("memory.short_bytes_per_gpu", memory.sequence_bytes - memory.pool_bytes, "B",
-               "sequence_bytes - (util * memory - weights - reserve)", BUDGET,
-               sequence_bytes=memory.sequence_bytes, util=d.util, memory=d.gpu.memory_bytes,
-               weights=memory.weights_bytes, reserve=memory.reserve_bytes)
-    options = what_would_fit(d) + larger_gpu(d, args)
+        text += f" ({-memory.pool_bytes / GIB:.2f} GiB of it before any KV cache)"
+    elif not memory.fits:
+        text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
+    options = what_would_do(d, wanted) + larger_gpu(d, wanted)
     answer.add("memory.would_fit", options)
-    answer.say("SHORT", short)
-    answer.say("WOULD FIT", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
+    answer.say("SHORT", text)
+    answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
                "weight together, or a smaller model")
 
 
-def what_would_fit(d: Deployment) -> List[str]:
-    """One change each: more TP, narrower weights, then both, that make the deployment fit."""
+def what_would_do(d: Deployment, wanted: int) -> List[str]:
+    """The least TP, for each precision of weights and KV, that holds so many sequences."""
     found = []
-    for name in (d.weights.name, "fp8", "int4"):
-        narrower = WEIGHTS[name]._replace() if name in WEIGHTS else d.weights
-        same = name == d.weights.name
-        if not same and narrower.bytes * d.model.params >= d.weight_bytes:
+    for weights in ("", "fp8", "int4"):
+        if weights and WEIGHTS[weights].bytes * d.model.params >= d.weight_bytes:
             continue
-        weight_bytes = d.weight_bytes if same else narrower.bytes * d.model.params
-        for tp in fitting_tp(d.model, max(64, d.tp)):
-            if tp < d.tp or tp % d.dcp or (tp == d.tp and same):
+        for kv in ("", "fp8"):
+            if kv and d.kv.bytes <= KV[kv].bytes:
                 continue
-            other = d._replace(tp=tp, ep=1 if d.ep <= d.tp else d.ep, weight_bytes=weight_bytes)
-            memory = memory_of(other)
-            if memory.fits:
-                found.append(f"TP={tp}{'' if same else f' with {name} weights'} "
-                             f"({sequences_text(memory.max_seqs)} sequences)")
-                break
-    return found
+            other = d._replace(
+                weight_bytes=WEIGHTS[weights].bytes * d.model.params if weights else d.weight_bytes,
+                kv=KV[kv] if kv else d.kv, ep=1 if d.ep <= d.tp else d.ep)
+            sizes = [n for n in fitting_tp(d.model) if n >= d.tp and not n % d.dcp]
+            for tp in sizes:
+                seqs = memory_of(other._replace(tp=tp)).max_seqs
+                if seqs >= wanted:
+                    flags = [f"TP={tp}"] + [f"--weights {weights}"] * bool(weights) \
+                        + [f"--kv {kv}"] * bool(kv)
+                    found.append((tp, len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"))
+                    break
+    fewest: List[Tuple[int, int, str]] = []
+    for option in sorted(found):  # one option a TP size: the one with the fewest changes
+        if all(option[0] != kept[0] for kept in fewest):
+            fewest.append(option)
+    return [text for _, _, text in fewest[:4]]
 
 
-def larger_gpu(d: Deployment, args: Any) -> List[str]:
-    """The smallest GPU of presets.json on which the deployment fits as it is."""
+def larger_gpu(d: Deployment, wanted: int) -> List[str]:
+    """The smallest GPU of the same vendor that holds so many sequences as it is."""
     tables = presets()
+    rows = tables.get("gpus", [])
+    vendor = next((row["vendor"] for row in rows if row["name"] == d.gpu.name), "nvidia")
     found = []
-    for row in tables.get("gpus", []):
+    for row in rows:
         gpu = gpu_of(row, tables["links"])
-        memory = memory_of(d._replace(gpu=gpu))
-        if memory.fits:
-            found.append((gpu.memory_bytes, f"{gpu.name} as it is "
-                          f"({sequences_text(memory.max_seqs)} sequences)"))
+        seqs = memory_of(d._replace(gpu=gpu)).max_seqs
+        if row["vendor"] == vendor and seqs >= wanted:
+            found.append((gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs)})"))
     return [min(found)[1]] if found else []
 
 
-def say_roofline(d: Deployment, args: Any, answer: Answer) -> None:
+def say_roofline(case: Case, answer: Answer) -> None:
     """The ridge point, and on which side of it this deployment decodes."""
+    d = case.d
     ridge = answer.add("decode.ridge_flop_per_byte", peak_flop_s(d) / d.gpu.bandwidth_bytes_s,
                        "FLOP/B", "peak / bandwidth", ROOFLINE, peak=peak_flop_s(d),
                        bandwidth=d.gpu.bandwidth_bytes_s)
-    batch = batch_limit(d)
-    if not batch:
+    if not case.batch:
         return
-    step = decode_step(d, batch)
+    step = case.step
     moved = (step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu
     flop = step.compute_s * peak_flop_s(d) * d.mfu
     intensity = answer.add("decode.intensity_flop_per_byte", flop / moved, "FLOP/B",
                            "flop / bytes_moved", ROOFLINE, flop=flop, bytes_moved=moved)
     side = "memory" if intensity < ridge else "compute"
-    answer.say("ROOFLINE", f"ridge {ridge:.0f} FLOP/B; batch {batch} runs at {figure(intensity)}: "
-               f"{side}-bound")
+    answer.say("ROOFLINE", f"ridge {ridge:.0f} FLOP/B; batch {case.batch} runs at "
+               f"{figure(intensity)}: {side}-bound")
 
 
-def batch_limit(d: Deployment) -> int:
-    """The batch a section speaks of: as asked with --concurrency, else the KV limit at ctx."""
-    return d.batch or int(memory_of(d).max_seqs)
-
-
-def say_stream(d: Deployment, args: Any, answer: Answer) -> None:
+def say_stream(case: Case, answer: Answer) -> None:
     """One sequence alone: the fastest any user can be served."""
-    if not memory_of(d).fits:
+    d = case.d
+    if not case.memory.fits:
         answer.add("decode.single_stream_tok_s", None)
         return
     step = decode_step(d, 1)
@@ -2574,35 +2823,60 @@ def say_stream(d: Deployment, args: Any, answer: Answer) -> None:
     answer.say("STREAM", f"{line}; {figure(alone)} tok/s from weights alone")
 
 
-def say_prefill(d: Deployment, args: Any, answer: Answer) -> None:
-    """The time to prefill one prompt, alone on the GPUs."""
+def say_prefill(case: Case, answer: Answer) -> None:
+    """The time to prefill one prompt, alone on the GPUs; and one of ctx tokens."""
+    d = case.d
     tokens = answer.add("prefill.tokens", d.prompt_tokens, "tokens")
-    work = flop_per_gpu(d, tokens, tokens) / d.pcp
-    seconds = answer.add("prefill.seconds", prefill_seconds(d, tokens), "s",
-                         "flop_per_gpu / (peak * mfu)", "2 * parameters * tokens FLOP: Kaplan et "
-                         "al. (2001.08361), section 2.1", flop_per_gpu=work, peak=peak_flop_s(d),
-                         mfu=d.mfu)
+    formula, numbers = prefill_formula(d, tokens)
+    seconds = answer.add("prefill.seconds", prefill_seconds(d, tokens), "s", formula,
+                         "2 FLOP a parameter and token: Kaplan et al. (2001.08361), section 2.1",
+                         **numbers)
     attention = answer.add("prefill.attention_seconds", attention_seconds(d, tokens), "s",
-                           source="causal attention, 2 n (d_qk + d_v) FLOP a pair; not in bound")
+                           "attention_flop / (tp * pcp * peak_bf16 * mfu)", "causal attention, "
+                           "2 n (d_qk + d_v) FLOP a pair of tokens; not in the bound", tp=d.tp,
+                           attention_flop=attention_flop(d, tokens), pcp=d.pcp,
+                           peak_bf16=d.gpu.flop_s["bf16"], mfu=d.mfu)
+    sent = collective_seconds(d, prefill_collectives(d, tokens))
+    answer.add("prefill.comm_seconds", sent, "s", source="as the collectives of a step over the "
+               "prompt, and PCP's ring of KV; not in the bound")
     line = f"{count(tokens)} tokens: {figure(seconds / MS)} ms bound"
     if d.mfu == 1:
         half = prefill_seconds(d, tokens, TYPICAL_MFU)
         line += f"; {figure(half / MS)} ms at {TYPICAL_MFU:.0%} MFU"
-    answer.say("PREFILL", line + f"; attention adds {figure(attention / MS)} ms")
+    line += (f"; attention adds {figure(attention / MS)} ms" if d.model.heads
+             else "; attention not known")
+    if sent:
+        line += f", traffic {figure(sent / MS)} ms"
+    if d.ctx_tokens > 2 * tokens:
+        whole_ctx = prefill_seconds(d, d.ctx_tokens) + attention_seconds(d, d.ctx_tokens)
+        answer.add("prefill.ctx_seconds", whole_ctx, "s", source="a prompt of ctx tokens, with "
+                   "attention")
+        line += f". All {count(d.ctx_tokens)} of ctx: {scaled(whole_ctx, 's')} with attention"
+    answer.say("PREFILL", line)
     answer.lines.append("")
 
 
-def say_decode(d: Deployment, args: Any, answer: Answer) -> None:
+def prefill_formula(d: Deployment, tokens: float) -> Tuple[str, Dict[str, float]]:
+    """How prefill_seconds comes about, for --explain: (formula, numbers)."""
+    numbers = {"tokens": tokens, "tp": d.tp, "pcp": d.pcp, "peak": peak_flop_s(d), "mfu": d.mfu}
+    if not d.model.experts:
+        return ("2 * params * tokens / (tp * pcp * peak * mfu)",
+                dict(numbers, params=d.model.params))
+    expert = flop_per_gpu(d, 0, 1) * d.expert_ranks / 2
+    return ("2 * tokens * ((active - active_expert) / tp + active_expert / expert_ranks) / "
+            "(pcp * peak * mfu)", dict(numbers, active=d.model.active_params,
+                                       active_expert=expert, expert_ranks=d.expert_ranks))
+
+
+def say_decode(case: Case, answer: Answer) -> None:
     """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds."""
-    memory = memory_of(d)
-    limit = int(memory.max_seqs)
-    if not memory.fits:
+    d, limit = case.d, case.limit
+    if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.batch or 0)]
+    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
     answer.add("decode.table", rows)
-    for key in ("batch", "step_s", "weights_s", "kv_s", "compute_s", "tok_s"):
-        explain_row(d, decode_row(d, batch_limit(d), limit), key, answer)
+    explain_step(case, answer)
     columns = [
         Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
         Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
@@ -2613,10 +2887,9 @@ def say_decode(d: Deployment, args: Any, answer: Answer) -> None:
         columns += [Column("typical_step_s", "| 70% MBU ms", in_ms),
                     Column("typical_tok_s", "tok/s", count)]
     marked = [dict(row, batch_text=batch_mark(row["batch"], limit)) for row in rows]
-    head = f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history {count(d.history_tokens)}"
-    answer.say("DECODE", f"{head}; * KV limit at ctx {count(d.ctx_tokens)}"
-               + ("; ! past the KV limit: the rest would wait" if d.batch and d.batch > limit
-                  else ""))
+    answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
+               f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
+               + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
     answer.lines.extend("  " + line for line in render_table(columns, marked))
 
 
@@ -2642,64 +2915,77 @@ def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
             "typical_step_s": typical, "typical_tok_s": batch / typical}
 
 
-def explain_row(d: Deployment, row: Dict[str, Any], key: str, answer: Answer) -> None:
-    """The steps behind one cell of the decode table, for --explain."""
-    batch, bandwidth = row["batch"], d.gpu.bandwidth_bytes_s
-    seqs = -(-batch // (d.attention_dp * d.pp))
-    formulas: Dict[str, Tuple[str, Dict[str, float]]] = {
-        "batch": ("", {}),
-        "weights_s": ("weights_read / (bandwidth * mbu)",
-                      {"weights_read": row["weights_s"] * bandwidth * d.mbu}),
-        "kv_s": ("seqs_per_gpu * stages * kv_read_per_seq / (bandwidth * mbu)",
-                 {"seqs_per_gpu": seqs, "stages": d.pp,
-                  "kv_read_per_seq": read_bytes(d, d.history_tokens)}),
-        "compute_s": ("flop_per_gpu / (peak * mfu)",
-                      {"flop_per_gpu": flop_per_gpu(d, seqs, -(-batch // d.pp)) * d.pp
-                       * d.stage_share,
-                       "peak": peak_flop_s(d), "mfu": d.mfu}),
-        "step_s": ("max(compute_s, weights_s + kv_s)", row),
-        "tok_s": ("batch / step_s", row),
-    }
-    formula, numbers = formulas[key]
-    answer.add(f"decode.at_batch.{key}", row[key], {"batch": "sequences", "tok_s": "tok/s"}.get(
-        key, "s"), formula, DECODE, bandwidth=bandwidth, mbu=d.mbu, **{
-            k: v for k, v in numbers.items() if k not in ("mbu", "bandwidth")})
+def explain_step(case: Case, answer: Answer) -> None:
+    """The steps behind one row of the decode table: this deployment's own batch."""
+    d, batch, step = case.d, case.batch, case.step
+    bandwidth = {"bandwidth": d.gpu.bandwidth_bytes_s, "mbu": d.mbu}
+    seqs, all_seqs = microbatch(d, batch)
+    key = "decode.at_batch."
+    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
+    touched = 1.0
+    if d.model.experts:
+        touched = answer.add(
+            key + "touched_share", touched_share(d.model, all_seqs), "",
+            "1 - (1 - top_k / experts) ** tokens", "distinct experts under uniform routing",
+            top_k=d.model.top_k, experts=d.model.experts, tokens=all_seqs)
+    answer.add(key + "weights_s", step.weights_s, "s",
+               "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
+               "* stage_share * pp / (bandwidth * mbu)", DECODE, weight_bytes=d.weight_bytes,
+               expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
+               touched=touched, stage_share=d.stage_share, pp=d.pp, **bandwidth)
+    answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
+               "* mbu)", DECODE, seqs_per_gpu=seqs, pp=d.pp,
+               kv_read_per_seq=read_bytes(d, d.history_tokens), **bandwidth)
+    flop = flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share
+    answer.add(key + "compute_s", step.compute_s, "s", "flop_per_gpu / (peak * mfu)",
+               "2 FLOP a parameter and token", flop_per_gpu=flop, peak=peak_flop_s(d), mfu=d.mfu)
+    answer.add(key + "step_s", step.step_s, "s", "max(compute_s, weights_s + kv_s)", DECODE,
+               **case.step_terms)
+    answer.add(key + "tok_s", batch / step.step_s, "tok/s", "batch / step_s", DECODE, batch=batch,
+               step_s=step.step_s)
 
 
-def say_comm(d: Deployment, args: Any, answer: Answer) -> None:
+def say_comm(case: Case, answer: Answer) -> None:
     """What the GPUs send each other in a step, as a share of it; the bound leaves it out."""
-    batch = batch_limit(d)
+    d = case.d
+    batch = d.asked or case.batch
     if not batch:
         return
     step_s = decode_step(d, batch).step_s
-    tokens = -(-batch // (d.attention_dp * d.pp))
     lines, rows = [], []
-    for c in collectives(d, tokens):
-        seconds = collective_seconds(d, c)
-        link = d.link_for(c.ranks)
-        rows.append({"name": c.name, "times": c.times, "message_bytes": c.bytes,
+    for c in decode_collectives(d, batch):
+        seconds, link = collective_seconds(d, [c]), d.link_for(c.ranks)
+        rows.append({"name": c.name, "times": c.times, "message_bytes": c.bytes, "ranks": c.ranks,
                      "bytes_per_step": c.times * c.bytes * c.wire, "seconds": seconds,
                      "share_of_step": seconds / step_s if seconds is not None else None})
+        explain_collective(c, answer)
         if c.name == "all-reduce":
-            explain_all_reduce(d, batch, tokens, c, step_s, answer)
+            explain_all_reduce(d, batch, c, step_s, answer)
         if seconds is None or link is None:
-            lines.append(f"{c.times:.0f} {c.name}: no link known, give --link")
+            lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link")
             continue
         lines.append(f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
                      f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
-                     "step; latency of each on top")
+                     "step")
     answer.add("collectives", rows)
     if lines:
-        answer.say("COMM", "not in the bound", *lines)
+        answer.say("COMM", "not in the bound, and the latency of each comes on top:", *lines)
 
 
-def explain_all_reduce(d: Deployment, batch: int, tokens: float, c: Collective, step_s: float,
+def explain_collective(c: Collective, answer: Answer) -> None:
+    """The traffic of one kind of collective."""
+    answer.add(f"comm.{c.name.replace(' ', '_').replace('-', '_')}_bytes_per_step",
+               c.times * c.bytes * c.wire, "MB", "times * message * wire", "times a step, bytes on "
+               "each GPU, share that crosses the link", times=c.times, message=c.bytes, wire=c.wire)
+
+
+def explain_all_reduce(d: Deployment, batch: int, c: Collective, step_s: float,
                        answer: Answer) -> None:
     """Tensor parallelism's traffic, step by step."""
     answer.add("tp_comm.batch", batch, "sequences")
     size = answer.add("tp_comm.all_reduce_bytes", c.bytes, "MB",
-                      "tokens * hidden * activation_bytes", MEGATRON, tokens=tokens,
-                      hidden=d.model.hidden, activation_bytes=ACTIVATION_BYTES)
+                      "tokens * hidden * activation_bytes", MEGATRON, hidden=d.model.hidden,
+                      tokens=microbatch(d, batch)[0], activation_bytes=ACTIVATION_BYTES)
     ring = answer.add("tp_comm.ring_bytes_per_gpu", c.bytes * c.wire, "MB",
                       "2 * (tp - 1) / tp * all_reduce_bytes", MEGATRON, tp=d.tp,
                       all_reduce_bytes=size)
@@ -2722,33 +3008,51 @@ def explain_all_reduce(d: Deployment, batch: int, tokens: float, c: Collective, 
     answer.add("tp_comm.all_reduces", c.times)
 
 
-def say_layout(d: Deployment, args: Any, answer: Answer) -> None:
+def say_layout(case: Case, answer: Answer) -> None:
     """What each kind of parallelism in use does for this deployment, in figures."""
-    memory = memory_of(d)
-    batch = int(memory.max_seqs)
+    d, batch = case.d, case.batch
     if not batch:
         return
     lines = []
     if d.pp > 1:
         lines.append(pipeline_text(d, answer))
     if d.replicas > 1:
-        tok_s = batch / decode_step(d, batch).step_s
+        tok_s = batch / case.step.step_s
         answer.add("fleet.tok_s", tok_s * d.replicas, "tok/s", "replicas * tok_s",
                    "replicas share nothing", replicas=d.replicas, tok_s=tok_s)
-        answer.add("fleet.max_seqs", memory.max_seqs * d.replicas, "sequences")
-        lines.append(f"DP={d.replicas}: {count(memory.max_seqs * d.replicas)} sequences, "
+        seqs = answer.add("fleet.max_seqs", case.memory.max_seqs * d.replicas, "sequences",
+                          "replicas * max_seqs", "replicas share nothing", replicas=d.replicas,
+                          max_seqs=case.memory.max_seqs)
+        lines.append(f"DP={d.replicas}: {sequences_text(seqs)} sequences, "
                      f"{count(tok_s * d.replicas)} tok/s together; latency unchanged, no traffic")
+    if d.attention_dp > 1:
+        lines.append(f"DP attention: {d.attention_dp} ranks hold their own sequences and a whole "
+                     "copy of what is not expert; the experts are shared, by all-to-all")
+    elif d.ep > 1:
+        lines.append(f"EP={d.ep} within TP: whole experts instead of slices of each; bytes and "
+                     "all-reduces as with TP")
+    if d.dcp > 1:
+        lines.append(f"DCP={d.dcp}: each sequence's KV over {d.dcp} ranks")
+    if d.pcp > 1:
+        lines.append(f"PCP={d.pcp}: prefill over {d.pcp} times the GPUs; decode gains nothing")
     if d.tp > 1:
-        lines += replicas_text(d, batch, answer)
+        lines += replicas_text(case, answer)
     if d.model.experts:
-        alone, full = (touched_share(d.model, n) * d.model.experts for n in (1, batch))
-        answer.add("moe.experts_touched", full, "experts",
-                   "experts * (1 - (1 - top_k / experts) ** batch)", "uniform routing, a layer",
-                   experts=d.model.experts, top_k=d.model.top_k, batch=batch)
-        lines.append(f"MoE: batch 1 reads {figure(alone)} of {d.model.experts} experts a layer, "
-                     f"batch {batch} reads {figure(full)}: bytes tend to all parameters")
+        lines.append(experts_text(case, answer))
     if lines:
         answer.say("LAYOUT", *lines)
+
+
+def experts_text(case: Case, answer: Answer) -> str:
+    """How many experts a layer reads at batch 1 and at this batch."""
+    m, (_, tokens) = case.d.model, microbatch(case.d, case.batch)
+    alone = touched_share(m, 1) * m.experts
+    full = answer.add("moe.experts_touched", touched_share(m, tokens) * m.experts, "experts",
+                      "experts * (1 - (1 - top_k / experts) ** tokens)", "uniform routing, a "
+                      "layer; real routing is uneven, and all wait for the busiest GPU",
+                      experts=m.experts, top_k=m.top_k, tokens=tokens)
+    return (f"MoE: batch 1 reads {figure(alone)} of {m.experts} experts a layer, batch "
+            f"{case.batch} reads {figure(full)} (uniform routing): bytes tend to all parameters")
 
 
 def pipeline_text(d: Deployment, answer: Answer) -> str:
@@ -2764,43 +3068,91 @@ def pipeline_text(d: Deployment, answer: Answer) -> str:
             f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
 
 
-def replicas_text(d: Deployment, batch: int, answer: Answer) -> List[str]:
-    """TP=N against N replicas of TP=1 on the same GPUs, each at its own KV limit."""
-    single = d._replace(tp=1, dcp=1, ep=1, dp=1)
+def replicas_text(case: Case, answer: Answer) -> List[str]:
+    """TP=N against N replicas of TP=1 on the same GPUs, at the same load, traffic included."""
+    d = case.d
+    single = d._replace(tp=1, dcp=1, ep=1, dp=1, asked=None)
     limit = int(memory_of(single).max_seqs)
-    here = batch / decode_step(d, batch).step_s / d.replica_gpus
-    answer.add("tp_against_replicas.tok_s_per_gpu", here, "tok/s")
-    if not limit:
-        return [f"TP={d.tp}: {count(here)} tok/s per GPU; TP=1 replicas would not fit"]
-    there = limit / decode_step(single, limit).step_s / single.replica_gpus
-    answer.add("tp_against_replicas.tp1_tok_s_per_gpu", there, "tok/s")
-    return [f"TP={d.tp}: {count(here)} tok/s per GPU at batch {batch}, before its all-reduces; "
-            f"{d.tp} replicas of TP=1: {count(there)} at batch {limit} each"]
+    if d.ep > 1 or not limit:
+        return [] if d.ep > 1 else [f"TP=1 would not fit, so {d.tp} replicas are no choice"]
+    each = min(limit, case.batch // d.tp)
+    if not each:
+        return []
+    load = each * d.tp
+    sent = collective_seconds(d, decode_collectives(d, load)) or 0.0
+    here = load / (decode_step(d, load).step_s + sent) / d.replica_gpus
+    there = each / decode_step(single, each).step_s / single.replica_gpus
+    answer.add("tp_against_replicas.sequences", load)
+    answer.add("tp_against_replicas.tok_s_per_gpu", here, "tok/s", "load / (step_s + comm_s) / "
+               "gpus", "traffic included, not its latency", load=load, gpus=d.replica_gpus,
+               step_s=decode_step(d, load).step_s, comm_s=sent)
+    answer.add("tp_against_replicas.tp1_tok_s_per_gpu", there, "tok/s", "load / step_s / gpus",
+               "no traffic", load=each, step_s=decode_step(single, each).step_s,
+               gpus=single.replica_gpus)
+    return [f"{load} sequences on TP={d.tp}: {count(here)} tok/s per GPU with its traffic; on "
+            f"{d.tp} replicas of TP=1: {count(there)}. The bound leaves out fixed time a layer and "
+            "an all-reduce, which TP does not divide: where both are close, replicas win"]
 
 
-def say_binds(d: Deployment, args: Any, answer: Answer) -> None:
+def say_binds(case: Case, answer: Answer) -> None:
     """The last line in plain words: which term binds, which knob moves it."""
-    batch = batch_limit(d)
-    if not batch or not memory_of(d).fits:
-        answer.say("BINDS", "memory: it does not start")
+    d = case.d
+    if not case.memory.fits:
+        answer.add("decode.bound_by", None)
+        answer.lines.append("BINDS        memory: it does not start; see WOULD DO.")
         return
-    step = decode_step(d, batch)
-    answer.add("decode.bound_by", step.bound_by)
-    fewer = "narrower weights" if d.weights.bytes > 0.5 else "a smaller model"
-    more_tp = next((n for n in fitting_tp(d.model) if n > d.tp), d.tp)
-    pool = f"--util, narrower KV, TP={more_tp}" if d.kv.bytes > 1 else f"--util, TP={more_tp}"
-    if step.bound_by == "compute":
-        text = (f"arithmetic: {step.compute_s / step.step_s:.0%} of the step at batch {batch}. "
-                f"Faster: more GPUs, FP8 compute, a smaller batch. Speculation would not pay.")
+    step = case.step
+    sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
+    answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
+    if d.asked and d.asked > case.limit:
+        text = (f"KV pool: {case.limit} of {d.asked} run, {d.asked - case.limit} wait; see "
+                "WOULD DO.")
+    elif sent > step.step_s:
+        text = (f"traffic between GPUs, {figure(sent / MS)} ms beside a step of "
+                f"{figure(step.step_s / MS)} ms. Faster: fewer GPUs a replica, a faster --link.")
+    elif step.bound_by == "compute":
+        text = (f"arithmetic, {step.compute_s / step.step_s:.0%} of the step at batch "
+                f"{case.batch}. Faster: {', '.join(compute_knobs(d))}.")
     else:
         share = max(step.weights_s, step.kv_s) / (step.weights_s + step.kv_s)
-        what, knob = (("weights", f"TP={more_tp}, {fewer}, more bandwidth")
-                      if step.bound_by == "weights"
-                      else ("KV history", "narrower KV (--kv fp8), shorter contexts, more "
-                            "bandwidth"))
-        text = (f"HBM reads at batch {batch}, {share:.0%} of them {what}. Faster: {knob}. "
-                f"More users: KV pool ({pool}).")
-    answer.say("BINDS", text)
+        what = "weights" if step.bound_by == "weights" else "KV history"
+        text = (f"HBM reads at batch {case.batch}, {share:.0%} {what}. Faster: "
+                f"{', '.join(speed_knobs(d, step.bound_by))}. More users: "
+                f"{', '.join(room_knobs(d))}.")
+    answer.lines.append(f"BINDS        {text}")
+
+
+def next_tp(d: Deployment) -> List[str]:
+    """The next TP size within one link domain and the split of the KV heads, as a knob."""
+    most = max(kv_heads_of(d.model), default=d.model.heads)
+    sizes = [n for n in fitting_tp(d.model) if d.tp < n <= min(d.gpu.domain, most)]
+    return [f"TP={sizes[0]}"] if sizes else []
+
+
+def compute_knobs(d: Deployment) -> List[str]:
+    """What shortens a compute-bound step, of what has not been done."""
+    fp8 = ["--weights fp8"] if d.compute == "bf16" and "fp8" in d.gpu.flop_s else []
+    return next_tp(d) + fp8 + ["a smaller batch (more replicas)"]
+
+
+def speed_knobs(d: Deployment, bound_by: str) -> List[str]:
+    """What shortens a step bound by reads, of what has not been done."""
+    if bound_by == "weights":
+        narrower = [f"--weights {n}" for n in ("fp8", "int4")
+                    if WEIGHTS[n].bytes * d.model.params < d.weight_bytes][:1]
+        return next_tp(d) + narrower + ["more bandwidth"]
+    narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
+    return [*narrower, "shorter contexts", *next_tp(d), "more bandwidth"]
+
+
+def room_knobs(d: Deployment) -> List[str]:
+    """What makes room for more sequences, of what has not been done."""
+    latent = any(cache.kind == "mla" for cache in d.model.caches)
+    spread = ([f"--dp {d.tp} --ep all instead of TP"] if latent and d.tp > 1 and d.model.experts
+              else [] if latent else next_tp(d))
+    narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
+    return narrower + (["--util 0.95"] if d.util < 0.93 else []) + spread + ["replicas (--dp)"]
+
 
 # The questions: each adds its section when its flag is given.
 
@@ -2835,31 +3187,58 @@ def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cos
     return tokens_a_step(alpha, gamma) * plain / (verify + gamma * cost * plain)
 
 
-def turning_batch(d: Deployment, alpha: float, gamma: int, cost: float,
-                  most: int = 2**20) -> Optional[int]:
-    """The smallest batch at which speculation loses; None when it wins at every batch."""
-    low, high = 0, 1
-    while speculative_speedup(d, high, alpha, gamma, cost) >= 1:
-        low, high = high, high * 2
-        if high > most:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        wins = speculative_speedup(d, middle, alpha, gamma, cost) >= 1
-        low, high = (middle, high) if wins else (low, middle)
-    return high
+def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float,
+                   most: int = 2**14) -> List[Tuple[int, Optional[int]]]:
+    """Ranges of batches at which speculation loses: (first, last), last None = no end found.
+
+    An MoE may lose at small batch, where the extra tokens touch further experts, win between, and
+    lose again once compute-bound. The batches tried rise by a tenth; the edges are then bisected.
+    """
+    def loses(batch: int) -> bool:
+        return speculative_speedup(d, batch, alpha, gamma, cost) < 1
+
+    def edge(low: int, high: int) -> int:
+        """The first batch in (low, high] that is as `high` is, low being otherwise."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if loses(middle) == loses(high) else (middle, high)
+        return high
+
+    ranges: List[Tuple[int, Optional[int]]] = []
+    before, was_losing = 0, False
+    batch = 1
+    while batch <= most:
+        if loses(batch) != was_losing:
+            at = edge(before, batch) if before else batch
+            if was_losing:
+                ranges[-1] = (ranges[-1][0], at - 1)
+            else:
+                ranges.append((at, None))
+            was_losing = not was_losing
+        before, batch = batch, max(batch + 1, batch * 11 // 10)
+    return ranges
 
 
-def say_speculative(d: Deployment, args: Any, answer: Answer) -> None:
+def ranges_text(ranges: Sequence[Tuple[int, Optional[int]]]) -> str:
+    """Losing batches in words."""
+    if not ranges:
+        return "wins at every batch"
+    return "loses " + " and ".join(
+        f"from batch {count(first)} up" if last is None else
+        f"at batch {count(first)}" if first == last else f"at batches {count(first)}-{count(last)}"
+        for first, last in ranges)
+
+
+def say_speculative(case: Case, answer: Answer) -> None:
     """Speculative decoding at this deployment's own batch."""
-    gamma, cost, batch = args.spec_tokens, args.spec_cost, batch_limit(d) or 1
+    d, args = case.d, case.args
+    gamma, cost, batch = args.spec_tokens, args.spec_cost, case.batch or 1
+    alpha = args.spec_accept
     if args.spec_accept_len is not None:
         if not 1 <= args.spec_accept_len <= gamma + 1:
             raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
                             f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
         alpha = alpha_for(args.spec_accept_len, gamma)
-    else:
-        alpha = args.spec_accept
     key = "speculative."
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
@@ -2873,102 +3252,127 @@ def say_speculative(d: Deployment, args: Any, answer: Answer) -> None:
     full = answer.add(key + "speedup_compute_bound", gained / (gamma + 1), "x",
                       "expected_tokens / (gamma + 1)", "verification multiplies the FLOP; the "
                       "drafter left out", expected_tokens=gained, gamma=gamma)
-    plain = decode_step(d, batch).step_s
-    verify = decode_step(d, batch, tokens_per_seq=gamma + 1).step_s
-    here = answer.add(key + "speedup", gained * plain / (verify + gamma * cost * plain), "x",
+    here = answer.add(key + "speedup", speculative_speedup(d, batch, alpha, gamma, cost), "x",
                       "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
-                      "the step-time equation at this batch", expected_tokens=gained, step_s=plain,
-                      verify_s=verify, gamma=gamma, cost=cost)
+                      "the step-time equation at this batch", expected_tokens=gained,
+                      step_s=decode_step(d, batch).step_s, gamma=gamma, cost=cost,
+                      verify_s=decode_step(d, batch, tokens_per_seq=gamma + 1).step_s)
     answer.add(key + "batch", batch, "sequences")
-    turn = answer.add(key + "turning_batch", turning_batch(d, alpha, gamma, cost))
+    ranges = answer.add(key + "losing_batches", losing_batches(d, alpha, gamma, cost))
+    answer.add(key + "turning_batch", next((first for first, _ in ranges if first > 1), None))
     rows = [{"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
              "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)]
     answer.add(key + "table", rows)
-    when = (f"loses from batch {count(turn)} up" if turn else "wins at every batch: KV reads keep "
-            "it memory-bound")
-    if turn and turn > memory_of(d).max_seqs:
-        when += f", past the KV limit of {int(memory_of(d).max_seqs)}"
+    text = ranges_text(ranges)
+    if ranges and ranges[0][0] > case.limit:
+        text += f", past the KV limit of {case.limit}"
     answer.say("SPECULATION", f"gamma {gamma}, alpha {figure(alpha)}: {gained:.2f} tokens a step; "
-               f"{free:.1f}x while memory-bound, {full:.2f}x once compute-bound (drafter left out)",
-               f"at batch {batch}: {here:.2f}x, {'a win' if here >= 1 else 'a LOSS'}; {when}",
+               f"{free:.1f}x while memory-bound, {full:.2f}x once compute-bound (drafter free)",
+               f"at batch {batch}: {here:.2f}x, {'a win' if here >= 1 else 'a LOSS'}; {text}",
                "gamma " + ", ".join(f"{r['gamma']}: {r['speedup']:.2f}x" for r in rows))
-
-
-def say_lora(d: Deployment, args: Any, answer: Answer) -> None:
-    """Adapters against this deployment's KV pool, and their extra FLOP."""
-    rank, number = args.lora_rank, args.lora_count
-    targets = [t for t in d.model.tensors if t.layers and t.d_in and t.copies == 1
-               and t.name.split(".")[-1] in LORA_TARGETS]
-    if not targets:
-        raise UserError(f"--lora-rank needs the layer shapes of {d.model.name}: use a preset or a "
-                        "config.json")
-    widths = sum((t.d_in + t.d_out) * len(t.layers) for t in targets)
-    params = answer.add("lora.params", rank * widths, "parameters", "rank * widths",
-                        "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
-                        rank=rank, widths=widths)
-    size = answer.add("lora.bytes", params * ACTIVATION_BYTES, "MB", "params * bytes_each",
-                      "adapters stay in BF16", params=params, bytes_each=ACTIVATION_BYTES)
-    held = answer.add("lora.bytes_per_gpu", number * size / d.tp, "B", "count * size / tp",
-                      "S-LoRA (2311.03285): adapters share memory with the KV pool", count=number,
-                      size=size, tp=d.tp)
-    memory = memory_of(d)
-    lost = answer.add("lora.kv_tokens_lost", held / (memory.sequence_bytes / d.ctx_tokens),
-                      "tokens", "held / kv_bytes_per_token", BUDGET, held=held,
-                      kv_bytes_per_token=memory.sequence_bytes / d.ctx_tokens)
-    active = d.model.active_params if d.model.experts else d.model.params
-    extra = answer.add("lora.extra_flop_share", params / active, "", "params / active_params",
-                       "2 FLOP a parameter, a token", params=params, active_params=active)
-    answer.add("lora.rank", rank)
-    answer.add("lora.count", number)
-    seqs = max(0.0, memory.pool_bytes - held) / memory.sequence_bytes * d.attention_dp
-    answer.add("lora.max_seqs", seqs, "sequences")
-    experts = "; routed experts carry no adapter here" if d.model.experts else ""
-    answer.say("LORA", f"rank {rank}: {figure(params / MEGA)}M parameters, "
-               f"{figure(size / MEGA)} MB each{experts}",
-               f"{number} resident: {scaled(held, 'B')}/GPU, {count(lost)} KV tokens fewer, "
-               f"{sequences_text(seqs)} sequences left of {sequences_text(memory.max_seqs)}; "
-               f"+{extra:.1%} FLOP a token")
 
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
                 "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 
 
-def say_cost(d: Deployment, args: Any, answer: Answer) -> None:
-    """Price of a million tokens, and from where dedicated GPUs beat a per-token price."""
-    price = args.gpu_price
-    hourly = answer.add("cost.deployment_per_hour", price * d.gpus, "$", "gpu_price * gpus",
-                        "--gpu-price", gpu_price=price, gpus=d.gpus)
-    batch = batch_limit(d)
-    tok_s, basis = args.tok_s, "as measured (--tok-s)"
+def lora_params(model: Model, rank: int) -> int:
+    """Parameters of one adapter on q k v o gate up down, routed experts left alone.
+
+    r (d_in + d_out) for each matrix. Source: Hu et al., LoRA (2106.09685). UserError where the
+    shapes are not known.
+    """
+    targets = [t for t in model.tensors if t.layers and t.d_in and t.copies == 1
+               and t.name.rpartition(".")[2] in LORA_TARGETS]
+    if not targets:
+        raise UserError("--lora-rank needs the layer shapes, which a model by hand does not have; "
+                        "use a preset or a config.json")
+    return rank * sum((t.d_in + t.d_out) * len(t.layers) for t in targets)
+
+
+def say_lora(case: Case, answer: Answer) -> None:
+    """Adapters against this deployment's KV pool, and their extra FLOP."""
+    d, rank, number = case.d, case.args.lora_rank, case.args.lora_count
+    params = answer.add("lora.params", lora_params(d.model, rank), "parameters", "rank * widths",
+                        "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
+                        rank=rank, widths=lora_params(d.model, 1))
+    size = answer.add("lora.bytes", params * ACTIVATION_BYTES, "MB", "params * bytes_each",
+                      "adapters stay in BF16", params=params, bytes_each=ACTIVATION_BYTES)
+    held = answer.add("lora.bytes_per_gpu", case.memory.adapter_bytes, "B",
+                      "count * size / tp * stage_share", "S-LoRA (2311.03285): adapters share "
+                      "memory with the KV pool", count=number, size=size, tp=d.tp,
+                      stage_share=d.stage_share)
+    per_token = case.memory.sequence_bytes / d.ctx_tokens
+    lost = answer.add("lora.kv_tokens_lost", held / per_token * d.attention_dp, "tokens",
+                      "held / kv_bytes_per_token * attention_dp", BUDGET, held=held,
+                      kv_bytes_per_token=per_token, attention_dp=d.attention_dp)
+    active = d.model.active_params if d.model.experts else d.model.params
+    extra = answer.add("lora.extra_flop_share", params / active, "", "params / active_params",
+                       "2 FLOP a parameter, a token", params=params, active_params=active)
+    answer.add("lora.rank", rank)
+    answer.add("lora.count", number)
+    answer.add("lora.max_seqs", case.memory.max_seqs, "sequences")
+    without = memory_of(d._replace(adapter_bytes=0.0)).max_seqs
+    experts = "; routed experts carry no adapter here" if d.model.experts else ""
+    answer.say("LORA", f"rank {rank}: {figure(params / MEGA)}M parameters, "
+               f"{figure(size / MEGA)} MB each{experts}",
+               f"{number} resident: {scaled(held, 'B')}/GPU, {count(lost)} KV tokens fewer, "
+               f"{sequences_text(case.memory.max_seqs)} sequences left of "
+               f"{sequences_text(without)}; +{extra:.1%} FLOP a token")
+
+
+def say_cost(case: Case, answer: Answer) -> None:
+    """Price of a million tokens: the bound, a usual share of it, or as measured."""
+    d, args, batch = case.d, case.args, case.batch
+    hourly = answer.add("cost.deployment_per_hour", args.gpu_price * d.gpus, "$",
+                        "gpu_price * gpus", "--gpu-price", gpu_price=args.gpu_price, gpus=d.gpus)
+    tok_s, typical, basis = args.tok_s, None, "as measured (--tok-s)"
     if tok_s is None and batch:
-        tok_s = batch / decode_step(d, batch).step_s * d.replicas
-        basis = f"the bound at batch {batch}, a ceiling no real run reaches"
-    if tok_s:
-        per_million = answer.add("cost.per_1m_output", hourly / (tok_s * HOUR_S) * MEGA, "$",
-                                 "per_hour / (tok_s * 3600) * 1e6", "price over throughput",
-                                 per_hour=hourly, tok_s=tok_s)
-        answer.add("cost.tok_s", tok_s, "tok/s", source=basis)
-        answer.say("COST", f"${hourly:.2f}/h; {count(tok_s)} tok/s {basis}: ${per_million:.3f} per "
-                   "1M output tokens")
-        tokens = d.prompt_tokens
-        prefill = prefill_seconds(d, tokens, TYPICAL_MFU) / d.replicas
-        given = answer.add("cost.per_1m_input", hourly * prefill / HOUR_S / tokens * MEGA, "$",
-                           "per_hour * prefill_s / 3600 / tokens * 1e6", f"prefill at "
-                           f"{TYPICAL_MFU:.0%} MFU on GPUs that do nothing else", per_hour=hourly,
-                           prefill_s=prefill, tokens=tokens)
-        answer.say("", f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU")
-    if args.serverless_price:
-        say_break_even(d, args, answer, hourly, tok_s)
+        tok_s = batch / case.step.step_s * d.replicas
+        basis = f"bound at batch {batch}, a ceiling no real run reaches"
+        if d.mbu == 1:
+            typical = batch / decode_step(d, batch, mbu=TYPICAL_MBU).step_s * d.replicas
+    if not tok_s:
+        answer.say("COST", f"${hourly:.2f}/h; no throughput to divide it by")
+        return
+    per_million = answer.add("cost.per_1m_output", per_1m(hourly, tok_s), "$",
+                             "per_hour / (tok_s * 3600) * 1e6", "price over throughput",
+                             per_hour=hourly, tok_s=tok_s)
+    answer.add("cost.tok_s", tok_s, "tok/s", source=basis)
+    line = f"${hourly:.2f}/h; {count(tok_s)} tok/s {basis}: ${per_million:.3f} per 1M output tokens"
+    if typical:
+        line += f"; ${per_1m(hourly, typical):.3f} at {TYPICAL_MBU:.0%} MBU"
+    rate = prefill_tok_s(d, d.prompt_tokens, TYPICAL_MFU)
+    given = answer.add("cost.per_1m_input", per_1m(hourly, rate), "$", "per_hour / (tok_s * 3600) "
+                       "* 1e6", f"GPUs that do nothing but prefill, {TYPICAL_MFU:.0%} MFU, "
+                       "attention included", per_hour=hourly, tok_s=rate)
+    lines = [line, f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU"]
+    if d.output_tokens and typical:
+        busy_s = d.prompt_tokens / rate + d.output_tokens / typical
+        both = answer.add("cost.per_request", hourly * busy_s / HOUR_S, "$",
+                          "per_hour / 3600 * (input / prefill_tok_s + output / decode_tok_s)",
+                          "prefill and decode take turns on the same GPUs, at the usual shares",
+                          per_hour=hourly, input=d.prompt_tokens, prefill_tok_s=rate,
+                          output=d.output_tokens, decode_tok_s=typical)
+        lines.append(f"a request of {count(d.prompt_tokens)} in, {count(d.output_tokens)} out: "
+                     f"${both:.5f}, or ${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
+                     "with the input in it")
+    answer.say("COST", *lines)
+    if args.serverless_price is not None:
+        say_break_even(case, answer, hourly, typical or tok_s)
 
 
-def say_break_even(d: Deployment, args: Any, answer: Answer, hourly: float,
-                   tok_s: Optional[float]) -> None:
+def per_1m(per_hour: float, tok_s: float) -> float:
+    """Price of a million tokens [$] at this price an hour and this throughput."""
+    return per_hour / (tok_s * HOUR_S) * MEGA
+
+
+def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> None:
     """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
-    price = args.serverless_price
-    per_gpu = answer.add("break_even.tokens_per_hour_per_gpu", args.gpu_price * MEGA / price,
+    price, gpu_price, gpus = case.args.serverless_price, case.args.gpu_price, case.d.gpus
+    per_gpu = answer.add("break_even.tokens_per_hour_per_gpu", gpu_price * MEGA / price,
                          "tokens/h", "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
-                         gpu_price=args.gpu_price, price_per_1m=price)
+                         gpu_price=gpu_price, price_per_1m=price)
     answer.add("break_even.tok_s_per_gpu", per_gpu / HOUR_S, "tok/s", "tokens_per_hour / 3600",
                "sustained", tokens_per_hour=per_gpu)
     hour = answer.add("break_even.tokens_per_hour", hourly * MEGA / price, "tokens/h",
@@ -2976,83 +3380,84 @@ def say_break_even(d: Deployment, args: Any, answer: Answer, hourly: float,
                       per_hour=hourly, price_per_1m=price)
     rate = answer.add("break_even.tok_s", hour / HOUR_S, "tok/s", "tokens_per_hour / 3600",
                       "sustained", tokens_per_hour=hour)
-    busy = ""
-    if tok_s:
-        share = answer.add("break_even.share_of_tok_s", rate / tok_s, "", "break_even / tok_s",
-                           "against --tok-s or the bound", break_even=rate, tok_s=tok_s)
-        busy = (f": {share:.0%} of its {count(tok_s)} tok/s" if share <= 1 else
-                f", more than its {count(tok_s)} tok/s: serverless is cheaper at any load")
+    share = answer.add("break_even.share_of_tok_s", rate / tok_s, "", "break_even / tok_s",
+                       "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
+    reach = (f"{share:.0%} of the {count(tok_s)} tok/s it can be expected to do" if share <= 1 else
+             f"more than the {count(tok_s)} tok/s it can be expected to do: serverless is cheaper "
+             "at any load")
+    all_gpus = f" ({count(rate)} for all {gpus})" if gpus > 1 else ""
     answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
                f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(per_gpu / HOUR_S)} tok/s "
-               f"sustained; {count(rate)} tok/s for all {d.gpus} GPUs{busy}")
+               f"sustained{all_gpus}: {reach}")
 
 
-def say_cold_start(d: Deployment, args: Any, answer: Answer) -> None:
+def say_cold_start(case: Case, answer: Answer) -> None:
     """From nothing to serving: image pull, weights from storage, engine start."""
-    storage = args.storage
-    load = answer.add("cold_start.load_s", d.weight_bytes / storage.bytes_s, "s",
+    d, args = case.d, case.args
+    load = answer.add("cold_start.load_s", d.weight_bytes / args.storage.bytes_s, "s",
                       "weight_bytes / storage", "weights over storage bandwidth",
-                      weight_bytes=d.weight_bytes, storage=storage.bytes_s)
+                      weight_bytes=d.weight_bytes, storage=args.storage.bytes_s)
     total = answer.add("cold_start.total_s", args.pull_s + load + args.init_s, "s",
                        "pull_s + load_s + init_s", "--pull-s, --init-s", pull_s=args.pull_s,
                        load_s=load, init_s=args.init_s)
     answer.add("cold_start.weight_bytes", d.weight_bytes, "B")
-    answer.add("cold_start.storage_bytes_s", storage.bytes_s, "B/s")
-    absent = [flag for flag, value in (("--pull-s", args.pull_s), ("--init-s", args.init_s))
-              if not value]
-    without = f"; without image pull or engine start ({', '.join(absent)})" if absent else ""
-    answer.say("COLD START", f"{figure(d.weight_bytes / GIGA, 4)} GB at {storage.name}: "
+    answer.add("cold_start.storage_bytes_s", args.storage.bytes_s, "B/s")
+    absent = [what for what, value in (("image pull (--pull-s)", args.pull_s),
+                                       ("engine start (--init-s)", args.init_s)) if not value]
+    without = f"; {' and '.join(absent)} not counted" if absent else ""
+    answer.say("COLD START", f"{figure(d.weight_bytes / GIGA, 4)} GB at {args.storage.name}: "
                f"{figure(load, 4)} s; {figure(total, 4)} s in all{without}")
 
 
-def say_kv_transfer(d: Deployment, args: Any, answer: Answer) -> None:
+def say_kv_transfer(case: Case, answer: Answer) -> None:
     """Shipping a prompt's KV cache to a decode pool, against the stall that it removes."""
-    link, tokens = args.kv_link, d.ctx_tokens if args.input_len is None else d.prompt_tokens
-    whole = d._replace(tp=1, dcp=1, pp=1)
-    size = answer.add("kv_transfer.bytes", sequence_bytes(whole, tokens), "MB",
-                      source="KV cache of the prompt, replicated copies sent once")
+    d, link = case.d, case.args.kv_link
+    tokens = d.ctx_tokens if case.args.input_len is None else d.prompt_tokens
+    once = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), tokens)
+    size = answer.add("kv_transfer.bytes", once, "MB", "bytes_per_token * tokens",
+                      "KV cache of the prompt, replicated copies sent once",
+                      bytes_per_token=once / tokens, tokens=tokens)
     seconds = answer.add("kv_transfer.seconds", size / link.bytes_s, "s", "kv_bytes / link",
                          "--kv-link", kv_bytes=size, link=link.bytes_s)
-    stall = answer.add("kv_transfer.interference_s", prefill_seconds(d, tokens), "s",
-                       "flop_per_gpu / (peak * mfu)", "DistServe (2401.09670): a prefill stalls "
-                       "each stream of the batch; at the bound", mfu=d.mfu, peak=peak_flop_s(d),
-                       flop_per_gpu=flop_per_gpu(d, tokens, tokens) / d.pcp)
+    formula, numbers = prefill_formula(d, tokens)
+    stall = answer.add("kv_transfer.interference_s", prefill_seconds(d, tokens), "s", formula,
+                       "DistServe (2401.09670): a prefill stalls each stream of the batch; at the "
+                       "bound", **numbers)
     needed = answer.add("kv_transfer.break_even_bytes_s", size / stall, "B/s", "kv_bytes / stall_s",
                         "where both are equal", kv_bytes=size, stall_s=stall)
     pays = answer.add("kv_transfer.pays", seconds < stall)
     answer.add("kv_transfer.tokens", tokens, "tokens")
-    batch = batch_limit(d)
+    streams = f"each of {case.batch} streams" if case.batch else "each stream"
     verdict = "pays" if pays else "does NOT pay"
     answer.say("P/D TRANSFER", f"{count(tokens)} tokens: {figure(size / GIGA)} GB in "
-               f"{figure(seconds / MS)} ms over {link.name}; the prefill would stall "
-               f"{f'each of {batch} streams' if batch else 'each stream'} for "
+               f"{figure(seconds / MS)} ms over {link.name}; the prefill would stall {streams} for "
                f"{figure(stall / MS)} ms (bound)",
                f"{verdict}: from {scaled(needed, 'B/s')} the transfer is the shorter; real links "
                "reach less than their rate")
 
 
-def say_queueing(d: Deployment, args: Any, answer: Answer) -> None:
+def say_queueing(case: Case, answer: Answer) -> None:
     """How long a request waits at a given utilisation, in service times."""
-    wait = answer.add("queueing.wait_over_service", args.rho / (1 - args.rho), "x",
-                      "rho / (1 - rho)", "M/M/1 mean wait: Kleinrock, Queueing Systems I",
-                      rho=args.rho)
-    answer.add("queueing.rho", args.rho)
-    answer.say("QUEUEING", f"at {args.rho:.0%} utilisation the mean wait is {figure(wait)}x the "
+    rho = case.args.rho
+    wait = answer.add("queueing.wait_over_service", rho / (1 - rho), "x", "rho / (1 - rho)",
+                      "M/M/1 mean wait: Kleinrock, Queueing Systems I", rho=rho)
+    answer.add("queueing.rho", rho)
+    answer.say("QUEUEING", f"at {rho:.0%} utilisation the mean wait is {figure(wait)}x the "
                "service time (M/M/1); size for 60-75% of measured saturation")
 
 
 class Section(NamedTuple):
-    """A part of the answer: which flag asks for it ('' = always there), and what adds it."""
+    """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
-    flag: str
-    say: Callable[[Deployment, Any, Answer], None]
+    flags: str
+    say: Callable[[Case, Answer], None]
 
 
 SECTIONS = (
     Section("", say_model), Section("", say_memory), Section("", say_roofline),
     Section("", say_stream), Section("", say_prefill), Section("", say_decode),
-    Section("", say_comm), Section("", say_layout), Section("spec_accept", say_speculative),
-    Section("spec_accept_len", say_speculative), Section("lora_rank", say_lora),
+    Section("", say_comm), Section("", say_layout),
+    Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("", say_binds),
 )
@@ -3060,122 +3465,112 @@ SECTIONS = (
 
 def answer_for(d: Deployment, args: Any) -> Answer:
     """The whole answer about one deployment."""
-    answer = Answer()
+    case, answer = case_of(d, args), Answer()
     for section in SECTIONS:
-        if not section.flag or getattr(args, section.flag) is not None:
-            section.say(d, args, answer)
+        if not section.flags or any(getattr(args, f) is not None for f in section.flags.split()):
+            section.say(case, answer)
     return answer
 
-# ---- 10. Comparing -------------------------------------------------------------------------
+
+# ---- 10. Comparing -----------------------------------------------------------------------------
 
 COMPARE = (
-    Column("name", "config", str), Column("gpus", "GPUs", str),
+    Column("gpus", "GPUs", str),
     Column("weights_bytes_per_gpu", "weights/GPU", lambda v: scaled(v, "B")),
     Column("kv_pool_bytes_per_gpu", "KV pool/GPU", lambda v: scaled(v, "B")),
     Column("kv_bytes_per_token_per_gpu", "KV/token/GPU", lambda v: scaled(v, "B")),
     Column("max_kv_tokens", "max KV tokens", count), Column("max_seqs", "seqs", sequences_text),
     Column("single_stream_tok_s", "1 stream tok/s", count),
     Column("tok_s_per_gpu", "tok/s/GPU at limit", count))
+ROWS_MAX = 10_000
 
-# Section 2's worked table: what `--compare` prints when no model is named.
+# The worked table of the README: what `--compare` prints when no model is named.
 WORKED = tuple(f"--preset llama-3.1-{rest}" for rest in (
     "8b --weights bf16", "8b --weights fp8 --kv fp8", "70b --weights bf16",
     "70b --weights bf16 --tp 2", "70b --weights bf16 --tp 4", "70b --weights fp8 --kv fp8",
     "70b --weights fp8 --kv fp8 --tp 2"))
-USUAL = tuple(f"{precision} --tp {tp}" for precision in ("--weights bf16 --kv bf16",
-                                                         "--weights fp8 --kv fp8")
-              for tp in (1, 2, 4, 8))
+PRECISIONS = ("--weights bf16 --kv bf16", "--weights fp8 --kv fp8")
 
 
 def variants(args: Any, argv: Sequence[str]) -> List[Tuple[str, List[str]]]:
     """The configurations that --compare asks for: each a label and a command line.
 
-    Every axis is a flag by its long name; the table is their product, or the worked table.
+    Every axis is a flag by its long name; the table is their product. Alone it compares the usual
+    ones, or without a model the worked table.
     """
-    if not args.compare:
-        model = args.model or args.preset or args.config or args.params
-        rows = USUAL if model else WORKED
-        return [(row.replace("--preset ", "").replace("--", ""), [*argv, *row.split()])
-                for row in rows]
     import itertools
-    axes = []
-    for text in args.compare:
-        axis, _, values = text.partition("=")
-        flag = "--" + axis.replace("_", "-")
-        if not values or flag not in FLAG_NAMES:
-            raise UserError(f"--compare {text!r}: write AXIS=v,v with a flag's name as the axis, "
-                            f"such as tp=1,2,4 or gpu=h100,h200{near(flag, FLAG_NAMES)}")
-        axes.append([(f"{axis} {value}", [flag, value]) for value in values.split(",")])
-    return [(" ".join(label for label, _ in pick), [*argv, *(w for _, ws in pick for w in ws)])
-            for pick in itertools.product(*axes)]
+    if args.compare:
+        axes = [axis_of(text) for text in args.compare]
+        names = [axis[0][1][0] for axis in axes]
+        if len(set(names)) < len(names):
+            raise UserError("--compare names an axis twice; put its values together, tp=1,2,4")
+        if math.prod(map(len, axes)) > ROWS_MAX:
+            raise UserError(f"--compare would print more than {ROWS_MAX} rows; take fewer values")
+        return [(" ".join(label for label, _ in pick), [*argv, *(w for _, ws in pick for w in ws)])
+                for pick in itertools.product(*axes)]
+    given = args.weights or args.weight_bytes or args.kv or args.kv_bytes
+    rows = WORKED if not model_named(args) else tuple(
+        f"{precision} --tp {tp}" for precision in ([""] if given else PRECISIONS)
+        for tp in (1, 2, 4, 8))
+    return [(row.replace("--preset ", "").replace("--", "").strip(), [*argv, *row.split()])
+            for row in rows]
+
+
+def axis_of(text: str) -> List[Tuple[str, List[str]]]:
+    """The values of one axis, tp=1,2: a label and the words of the command line for each."""
+    import re
+    axis, _, values = text.partition("=")
+    flag = "--" + axis.replace("_", "-").lstrip("-")
+    taking = {n: f for fs in FLAGS.values() for f in fs for n in f.names.split() if f.kind}
+    if not values or flag not in taking or flag == "--compare":
+        raise UserError(f"--compare {text!r}: write AXIS=v,v with the name of a flag that takes a "
+                        f"value, such as tp=1,2,4 or gpu=h100,h200{near(flag, taking)}")
+    return [(f"{axis} {value}", [flag, value])
+            for value in re.split(r",(?![a-z]+=)", values)]  # lognormal:mean=2000,cv=0.5 is one
 
 
 def compare_row(label: str, argv: Sequence[str], tables: Any) -> Dict[str, Any]:
     """One line of the comparison; a configuration that is refused says why."""
-    row: Dict[str, Any] = {"name": label}
+    row: Dict[str, Any] = {"name": label, "refused": False}
     try:
-        d = deployment_of(parse_args(argv), tables)
+        case = case_of(deployment_of(parse_args(argv), tables), None)
     except UserError as error:
-        return dict(row, fits=False, why=str(error))
-    memory = memory_of(d)
+        return dict(row, fits=False, refused=True, why=str(error))
+    d, memory = case.d, case.memory
     row.update(gpus=d.gpus, weights_bytes_per_gpu=memory.weights_bytes, fits=memory.fits)
     if not memory.fits:
         short = memory.sequence_bytes - memory.pool_bytes
-        return dict(row, why=f"does not fit: {short / GIB:.1f} GiB/GPU short")
-    batch = int(memory.max_seqs)
-    step = decode_step(d, batch)
+        return dict(row, why=f"does not fit: {short / GIB:.2f} GiB/GPU short for one sequence of "
+                    f"{count(d.ctx_tokens)}")
+    step = decode_step(d, case.limit)
     return dict(row, kv_pool_bytes_per_gpu=memory.pool_bytes, max_seqs=memory.max_seqs,
                 kv_bytes_per_token_per_gpu=memory.sequence_bytes / d.ctx_tokens,
                 max_kv_tokens=round(memory.max_seqs * d.ctx_tokens),
                 single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s,
-                tok_s=batch / step.step_s, bound_by=step.bound_by,
-                tok_s_per_gpu=batch / step.step_s / d.replica_gpus)
+                tok_s=case.limit / step.step_s, bound_by=step.bound_by,
+                tok_s_per_gpu=case.limit / step.step_s / d.replica_gpus)
 
 
-# ---- 11. The command line ------------------------------------------------------------------
+def print_comparison(args: Any, argv: Sequence[str], tables: Any) -> None:
+    """The table that --compare asks for. UserError where every configuration is refused."""
+    rows = [compare_row(label, line, tables) for label, line in variants(args, argv)]
+    if all(row["refused"] for row in rows):
+        raise UserError(rows[0]["why"])
+    if args.json:
+        print(json.dumps({"compare": rows}, indent=1, allow_nan=False))
+        return
+    width = max(len(row["name"]) for row in rows)
+    print(f"bound; seqs of {count(args.ctx)} tokens, average history half of it or as the lengths "
+          "say")
+    names = [""] + [row["name"] for row in rows]
+    for name, line in zip(names, render_table(COMPARE, rows)):
+        print(f"{name:<{width}}  {line}".rstrip())
+    for row in rows:
+        if "why" in row:
+            print(f"{row['name']}: {row['why']}")
 
 
-def positive(text: str) -> float:
-    """A number more than zero."""
-    value = number(text)
-    if value <= 0:
-        raise UserError(f"{text!r} must be more than zero")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """A number, zero or more."""
-    value = number(text)
-    if value < 0:
-        raise UserError(f"{text!r} must not be negative")
-    return value
-
-
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise UserError(f"{text!r} is not a number") from None
-    if not abs(value) < float("inf"):
-        raise UserError(f"{text!r} is not a finite number")
-    return value
-
-
-def whole(text: str) -> int:
-    """A whole number, one or more."""
-    value = positive(text)
-    if value != int(value):
-        raise UserError(f"{text!r} must be a whole number")
-    return int(value)
-
-
-def fraction(text: str) -> float:
-    """A share: more than 0, at most 1."""
-    value = positive(text)
-    if value > 1:
-        raise UserError(f"{text!r} must be a share from 0 to 1, such as 0.9")
-    return value
+# ---- 11. The command line ----------------------------------------------------------------------
 
 
 def busy(text: str) -> float:
@@ -3184,6 +3579,26 @@ def busy(text: str) -> float:
     if value >= 1:
         raise UserError(f"{text!r} must be under 1: at 1 the queue grows without end")
     return value
+
+
+def acceptance(text: str) -> float:
+    """An acceptance rate: 0 to 1."""
+    value = not_negative(text)
+    if value > 1:
+        raise UserError(f"{text!r} must be a rate from 0 to 1")
+    return value
+
+
+def word(text: str) -> str:
+    """Any text but an empty one, which is an unset variable more often than not."""
+    if not text.strip():
+        raise UserError("is empty")
+    return text
+
+
+def lengths(text: str) -> Lengths:
+    """A distribution of lengths, or one length."""
+    return parse_lengths(word(text))
 
 
 def expert_parallel(text: str) -> int:
@@ -3199,24 +3614,25 @@ class Flag(NamedTuple):
     metavar: str
     help: str
     default: Any = None
+    needs: str = ""  # flags of which one must be given too
 
 
 FLAGS: Dict[str, Tuple[Flag, ...]] = {
     "model": (
-        Flag("--preset", str, "NAME", "a model of presets.json (--list)"),
-        Flag("--config", str, "PATH", "a config.json, or a folder that holds it"),
+        Flag("--preset", word, "NAME", "a model of presets.json (--list)"),
+        Flag("--config", word, "PATH", "a config.json, or a folder that holds it"),
         Flag("--params", positive, "N", "parameters, to describe a model by hand"),
-        Flag("--layers", whole, "N", "transformer layers"),
-        Flag("--hidden", whole, "N", "hidden size"),
-        Flag("--heads", whole, "N", "query heads"),
-        Flag("--kv-heads", whole, "N", "KV heads"),
-        Flag("--head-dim", whole, "N", "dimension of a head"),
+        Flag("--layers", whole, "N", "transformer layers", needs="--params"),
+        Flag("--hidden", whole, "N", "hidden size", needs="--params"),
+        Flag("--heads", whole, "N", "query heads", needs="--params"),
+        Flag("--kv-heads", whole, "N", "KV heads", needs="--params"),
+        Flag("--head-dim", whole, "N", "dimension of a head", needs="--params"),
     ),
     "hardware": (
-        Flag("--gpu", str, "NAME", "accelerator of presets.json; short names mean SXM "
+        Flag("--gpu", word, "NAME", "accelerator of presets.json; short names mean SXM "
              "(default: h100)"),
         Flag("--gpu-memory-gib", positive, "GiB", "memory of a GPU, by hand"),
-        Flag("--gpu-bandwidth", str, "RATE", "HBM bandwidth, by hand, such as 3350GB/s"),
+        Flag("--gpu-bandwidth", word, "RATE", "HBM bandwidth, by hand, such as 3350GB/s"),
         Flag("--gpu-tflops", positive, "TFLOP/s", "dense peak at the compute type, by hand"),
         Flag("--tp -tp --tensor-parallel-size --tp-size", whole, "N", "tensor parallel GPUs", 1),
         Flag("--pp -pp --pipeline-parallel-size --pp-size", whole, "N", "pipeline stages", 1),
@@ -3232,44 +3648,50 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--reserve-gib", not_negative, "GiB", "activations, CUDA graphs, NCCL, a GPU", 2.0),
         Flag("--mbu", fraction, "SHARE", "share of HBM bandwidth reached", 1.0),
         Flag("--mfu", fraction, "SHARE", "share of peak FLOP/s reached", 1.0),
-        Flag("--link", str, "RATE", "link between GPUs: a name of presets.json, 450GB/s, 400Gb/s"),
+        Flag("--link", word, "RATE", "link between GPUs: a name of presets.json, 450GB/s, 400Gb/s"),
     ),
     "precision": (
-        Flag("--weights -q --quantization", str, "NAME", "bf16 fp8 int8 int4 awq gptq mxfp4 nvfp4; "
-             "default: what the checkpoint is"),
+        Flag("--weights -q --quantization", word, "NAME", "bf16 fp8 int8 int4 awq gptq mxfp4 "
+             "nvfp4; default: what the checkpoint is"),
         Flag("--weight-bytes", positive, "B", "bytes a parameter: 2, 1, 0.5"),
-        Flag("--kv --kv-cache-dtype", str, "NAME", "bf16 fp8 nvfp4 (default: bf16)"),
+        Flag("--kv --kv-cache-dtype", word, "NAME", "bf16 fp8 nvfp4 (default: bf16)"),
         Flag("--kv-bytes", positive, "B", "bytes a KV element: 2, 1"),
     ),
     "shape of the work": (
         Flag("--ctx --max-model-len --context-length", whole, "TOKENS", "longest sequence", 8192),
-        Flag("--input-len", str, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
+        Flag("--input-len", lengths, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
              "uniform:100..4000, hist:FILE"),
-        Flag("--output-len", str, "LENGTHS", "output tokens, same grammar"),
-        Flag("--concurrency --batch", whole, "N", "ask about so many in flight"),
+        Flag("--output-len", lengths, "LENGTHS", "output tokens, same grammar"),
+        Flag("--concurrency --batch", whole, "N", "ask about so many in flight, all replicas "
+             "together"),
     ),
     "questions": (
-        Flag("--compare", str, "AXIS=V,V", "a table instead: any flags as axes (tp=1,2 "
+        Flag("--compare", word, "AXIS=V,V", "a table instead: any flags as axes (tp=1,2 "
              "gpu=h100,h200); alone, the usual ones"),
-        Flag("--spec-accept", busy, "ALPHA", "speculative decoding: acceptance rate of a token"),
+        Flag("--spec-accept", acceptance, "ALPHA", "speculative decoding: acceptance of a token"),
         Flag("--spec-accept-len", positive, "TOKENS", "or the engine's mean accepted length"),
-        Flag("--spec-tokens", whole, "GAMMA", "tokens drafted a step", 4),
-        Flag("--spec-cost", not_negative, "SHARE", "a draft step over a target step", 0.05),
+        Flag("--spec-tokens", whole, "GAMMA", "tokens drafted a step", 4,
+             "--spec-accept --spec-accept-len"),
+        Flag("--spec-cost", not_negative, "SHARE", "a draft step over a target step", 0.05,
+             "--spec-accept --spec-accept-len"),
         Flag("--lora-rank", whole, "R", "LoRA adapters of this rank"),
-        Flag("--lora-count", whole, "N", "adapters resident", 1),
+        Flag("--lora-count", whole, "N", "adapters resident", 1, "--lora-rank"),
         Flag("--gpu-price", positive, "$/H", "cost per 1M tokens at this price of a GPU-hour"),
-        Flag("--tok-s", positive, "TOK/S", "throughput to price (default: the bound)"),
-        Flag("--serverless-price", positive, "$/1M", "break-even with a per-token price"),
-        Flag("--storage", str, "RATE", "cold start from storage at this rate (7GB/s, nvme)"),
-        Flag("--pull-s", not_negative, "S", "image pull", 0.0),
-        Flag("--init-s", not_negative, "S", "engine start: profiling, compilation, graphs", 0.0),
-        Flag("--kv-link", str, "RATE", "P/D disaggregation: link that carries the KV cache"),
+        Flag("--tok-s", positive, "TOK/S", "throughput of all replicas to price (default: the "
+             "bound)", needs="--gpu-price"),
+        Flag("--serverless-price", positive, "$/1M", "break-even with a per-token price",
+             needs="--gpu-price"),
+        Flag("--storage", word, "RATE", "cold start from storage at this rate (7GB/s, nvme)"),
+        Flag("--pull-s", not_negative, "S", "image pull", 0.0, "--storage"),
+        Flag("--init-s", not_negative, "S", "engine start: profiling, compilation, graphs", 0.0,
+             "--storage"),
+        Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
     ),
     "output": (
         Flag("--json", None, "", "everything, SI units, stable keys"),
         Flag("--explain", None, "", "each number: formula, numbers put in, source"),
-        Flag("--list", None, "", "the models, GPUs, links and workloads known"),
+        Flag("--list", None, "", "the models, GPUs and links known"),
     ),
 }
 FLAG_NAMES = {name for flags in FLAGS.values() for flag in flags for name in flag.names.split()}
@@ -3303,22 +3725,33 @@ def parse_args(argv: Sequence[str]) -> Any:
             if flag.kind is None:
                 group.add_argument(*names, action="store_true", help=shown)
             else:
-                group.add_argument(*names, type=named(names[0], flag.kind), default=flag.default,
-                                   metavar=flag.metavar, help=shown,
-                                   nargs="*" if names[0] == "--compare" else None)
+                group.add_argument(*names, type=named(names[0], flag.kind), metavar=flag.metavar,
+                                   help=shown, nargs="*" if names[0] == "--compare" else None)
     parser.add_argument("--enable-expert-parallel", "-ep", dest="ep", action="store_const",
                         const=0, help="same as --ep all")
-    return parser.parse_args(list(argv))
+    args = parser.parse_args(list(argv))
+    settle(args)
+    return args
 
 
-def named(name: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The type of a flag, its complaints beginning with the flag's name."""
-    def parse(text: str) -> Any:
-        try:
-            return kind(text)
-        except UserError as error:
-            raise UserError(f"{name} {error}") from None
-    return parse
+def settle(args: Any) -> None:
+    """Put the defaults in; UserError where a flag was given that nothing would use."""
+    if args.compare and args.model is None and "=" not in args.compare[-1]:
+        args.model = args.compare.pop()  # capacity.py --compare tp=1,2 MODEL
+    if args.spec_accept is not None and args.spec_accept_len is not None:
+        raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
+    if args.params is not None and (args.model or args.preset or args.config):
+        raise UserError("--params describes a model by hand; drop it, or the model's name")
+    for flag in (flag for flags in FLAGS.values() for flag in flags):
+        name = flag.names.split()[0]
+        field = name[2:].replace("-", "_")
+        given = getattr(args, field) not in (None, False)
+        if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
+                                        for n in flag.needs.split()):
+            raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
+                            "it, or drop this")
+        if getattr(args, field) is None:
+            setattr(args, field, flag.default)
 
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
@@ -3329,8 +3762,10 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
     compute = weights.compute if weights.compute in gpu.flop_s else "bf16"
-    history, history_source, prompt = lengths_of(args)
+    history, history_source, prompt, output = lengths_of(args)
     world = args.tp * args.pcp * args.dp
+    adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
+                if args.lora_rank else 0)
     d = Deployment(
         model, gpu, args.tp, args.pp, args.dp, args.ep or world, args.dcp, args.pcp, args.util,
         args.reserve_gib * GIB, args.mbu, args.mfu,
@@ -3338,9 +3773,9 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
         else expert_param_share(model), kv, compute, args.ctx, history, history_source, prompt,
-        args.concurrency)
+        output, None, adapters)
     check_layout(d)
-    return d
+    return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 
 
 def precision_of(flag: str, name: Optional[str], width: Optional[float],
@@ -3380,16 +3815,23 @@ def weights_of(args: Any, model: Model) -> Tuple[Precision, float, str]:
                                                  f"({native.name}, as the checkpoint)")
 
 
-def lengths_of(args: Any) -> Tuple[float, str, float]:
-    """Average history of a decode step, how it was found, and the prompt's tokens."""
+def lengths_of(args: Any) -> Tuple[float, str, float, float]:
+    """Average history of a decode step, how it was found, prompt and output tokens."""
     if args.input_len is None and args.output_len is None:
-        return args.ctx / 2, f"half of ctx {count(args.ctx)}", min(2048.0, float(args.ctx))
-    given = parse_lengths("--input-len", args.input_len or "2048").mean
-    made = parse_lengths("--output-len", args.output_len or "256").mean
+        return args.ctx / 2, f"half of ctx {count(args.ctx)}", min(2048.0, float(args.ctx)), 0.0
+    given = args.input_len.mean if args.input_len else 2048.0
+    made = args.output_len.mean if args.output_len else 256.0
     if given + made > args.ctx:
         raise UserError(f"--input-len plus --output-len average {count(given + made)} tokens, past "
                         f"--ctx {count(args.ctx)}; raise --ctx")
-    return given + made / 2, "input + output / 2", given
+    assumed = [text for text, value in (("input 2,048 assumed", args.input_len),
+                                        ("output 256 assumed", args.output_len)) if not value]
+    return given + made / 2, ", ".join(["input + output / 2", *assumed]), given, made
+
+
+def model_named(args: Any) -> bool:
+    """Whether the flags name a model at all."""
+    return any((args.model, args.preset, args.config, args.params))
 
 
 def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
@@ -3403,13 +3845,18 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
             raise UserError("no model given; name a preset (--list), a config.json, a Hugging Face "
                             "id, or describe it by hand with --params")
         return model_by_hand(args)
-    if args.preset is None and (args.config or os.path.exists(name)):
+    if args.preset is None and (args.config or os.path.lexists(name) or looks_like_path(name)):
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
-    by_id = next((r for r in rows if r.get("id", "").lower() == name.lower()), None)
+    by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
     if by_id or "/" not in name or args.preset:
-        return build_model(by_id or find_row("models", name, "model", rows))
+        return build_preset(by_id or find_row("models", name, "model", rows))
     return model_from_checkpoint(name, *fetch_checkpoint(name))
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name that is not there was meant as a path rather than a Hugging Face id."""
+    return name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1
 
 
 def model_by_hand(args: Any) -> Model:
@@ -3419,25 +3866,40 @@ def model_by_hand(args: Any) -> Model:
     if absent:
         raise UserError(f"--params describes a model by hand, which needs {', '.join(absent)} too")
     heads = args.heads or 0
+    if heads % args.kv_heads:
+        raise UserError(f"--heads {heads} is not a multiple of --kv-heads {args.kv_heads}")
+    if args.params < args.layers * args.kv_heads * args.head_dim:
+        raise UserError(f"--params {args.params:g} is too few for the layers and heads given")
     work = 4 * heads * args.head_dim
     cache = Cache("full", args.layers, args.kv_heads, 2 * args.head_dim, flops=work,
                   decode_flops=work)
-    notes = () if heads and args.hidden else (
-        "--heads and --hidden not given: attention FLOP and traffic between GPUs are left out",)
+    absent = [f"{flag} not given: {what} left out" for flag, value, what in (
+        ("--heads", heads, "attention FLOP"), ("--hidden", args.hidden, "traffic between GPUs"))
+        if not value]
     return Model(
         name="by hand", arch="", params=args.params, params_exact=round(args.params),
         active_params=round(args.params), layers=args.layers, hidden=args.hidden or 0, heads=heads,
         kv_heads=args.kv_heads, head_dim=args.head_dim, vocab=0, max_len=0, tied=False, tensors=(),
         caches=(cache,), experts=0, top_k=0, expert_layers=0, native="bf16", weight_bytes=None,
         weight_bytes_source="", kv_native="", mtp_layers=0, mtp_params=0, vision_params=0,
-        estimated=False, notes=notes, expert_byte_share=0.0)
+        estimated=False, notes=tuple(absent), expert_byte_share=0.0)
 
 
 def model_from_checkpoint(name: str, config: Mapping[str, Any], quant: Optional[Mapping[str, Any]],
                           size: Optional[int], source: str) -> Model:
     """The model of a config.json, with the true byte total where the files state it."""
     model = build_model(normalise(config, quant, name))
-    return model if size is None else model._replace(weight_bytes=size, weight_bytes_source=source)
+    if size is None:
+        word_of = ("fp8", "nvfp4", "awq", "gptq", "int4", "int8", "mxfp4", "w4a16", "w8a8")
+        hint = next((w for w in word_of if w in name.lower()), None)
+        if hint and model.native in ("bf16", "fp16", "fp32"):
+            model = model._replace(notes=(*model.notes, f"the name says {hint}, the files declare "
+                                          "no quantisation: counted unquantised"))
+        return model
+    if not 0.25 <= size / model.params <= 8:
+        raise UserError(f"{source} of {name} says {size / GIGA:g} GB for {model.params / GIGA:g}B "
+                        "parameters, which cannot be; take the file away to count from the shapes")
+    return model._replace(weight_bytes=size, weight_bytes_source=f"true total, {source}")
 
 
 def read_rates(args: Any, links: Sequence[Mapping[str, Any]]) -> None:
@@ -3453,10 +3915,9 @@ def print_list(tables: Mapping[str, Any]) -> None:
     """What presets.json knows, by name."""
     if not tables:
         raise UserError("--list needs presets.json beside capacity.py")
-    for table, rows in tables.items():
-        if isinstance(rows, list):
-            print(f"{table}:")
-            print("\n".join(f"  {row['name']:<28} {preset_text(table, row)}" for row in rows))
+    for table in ("models", "gpus", "links"):
+        print(f"{table}:")
+        print("\n".join(f"  {row['name']:<28} {preset_text(table, row)}" for row in tables[table]))
 
 
 def preset_text(table: str, row: Mapping[str, Any]) -> str:
@@ -3466,42 +3927,48 @@ def preset_text(table: str, row: Mapping[str, Any]) -> str:
     if table == "gpus":
         return (f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
                 f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}")
-    if table == "links":
-        return f"{row['gb_s']:>6} GB/s  {row['note']}"
-    return f"input {row['input_len']}, output {row['output_len']}; {row['note']}"
+    return f"{row['gb_s']:>6} GB/s  {row['note']}"
 
 
 def run(argv: Sequence[str]) -> None:
     """Answer one command line on stdout."""
     args = parse_args(argv)
     tables = presets()
+    read_rates(args, tables.get("links", []))
     if args.list:
         print_list(tables)
-        return
-    read_rates(args, tables.get("links", []))
-    if args.compare is not None:
-        rows = [compare_row(label, line, tables) for label, line in variants(args, argv)]
-        lines = render_table(COMPARE, rows)
-        lines += [f"{row['name']}: {row['why']}" for row in rows if "why" in row]
-        print(json.dumps({"compare": rows}, indent=1) if args.json else "\n".join(lines))
-        return
-    answer = answer_for(deployment_of(args, tables), args)
-    if args.json:
-        print(json.dumps(answer.json(), indent=1))
+    elif args.compare is not None:
+        print_comparison(args, argv, tables)
     else:
-        print(answer.explain() if args.explain else "\n".join(answer.lines))
+        answer = answer_for(deployment_of(args, tables), args)
+        if args.json:
+            print(json.dumps(answer.json(), indent=1, allow_nan=False))
+        else:
+            print("\n".join([*answer.lines, "", answer.explain()] if args.explain
+                            else answer.lines))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Exit code: 0 answered (not fitting is an answer), 2 bad usage or input."""
+    """Exit code: 0 answered (not fitting is an answer), 2 bad usage or input, 130 interrupted."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except UserError as error:
-        print(f"capacity: error: {error}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else " " for c in str(error))
+        print(f"capacity: error: {line}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk behind stdout
+        print(f"capacity: error: cannot write the answer: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except KeyboardInterrupt:
+        print("capacity: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
