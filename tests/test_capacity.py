@@ -430,7 +430,8 @@ class InputsGoneWrong(unittest.TestCase):
                     "--gpu-price 0", "--storage 0", "--input-len 0", "--input-len uniform:9..1",
                     "--input-len lognormal:mean=5", "--input-len hist:/nonexistent",
                     "--spec-accept-len 9", "--input-len 9000", "--compare tpp=1",
-                    "--compare json=1", "--ctx 1e30", "--gpu-memory-gib 1e300", "--kv-bytes 1e-300", "--tp 1_6",
+                    "--compare json=1", "--ctx 1e30", "--gpu-memory-gib 1e300",
+                    "--kv-bytes 1e-300", "--tp 1_6",
                     "--tok-s 5", "--serverless-price 1", "--lora-count 3", "--init-s 5",
                     "--params 70e9", "--layers 3", "--gpu-bandwidth x", "--compare tp=1 tp=2"):
             self.refused(f"llama-3.1-8b {bad}", bad.split()[0])
