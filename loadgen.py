@@ -1,0 +1,5181 @@
+#!/usr/bin/env python3
+"""How fast, under load: an open-loop load generator for OpenAI-compatible streaming endpoints.
+
+    loadgen.py http://HOST:8000 --rate 4 --num-requests 50
+    loadgen.py http://HOST:8000 --sweep 2,4,8 --duration 60 --slo-ttft-ms 500 --out run/
+    loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat
+
+Requests go out when the plan says, whatever the answers do, and latency runs from that moment, so
+that a slow server cannot slow the clock. The client judges itself: a run that it spoilt says so.
+Standard library only. --mock brings its own engine, over real HTTP on this machine.
+
+Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
+5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 8 statistics, 9 rendering,
+10 the engine, 11 the mock server, 12 the command line.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import collections
+import contextlib
+import errno
+import functools
+import gc
+import heapq
+import io
+import itertools
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import zlib
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
+
+# ---- 1. Words, units and lengths ---------------------------------------------------------------
+# due: when the plan says a request arrives; user-facing latency runs from here.
+# sent: its first byte was handed to the kernel on a connected socket.
+# output event: an SSE event that carries output (text, reasoning, a tool call).
+# TTFT: first output event - due. TTFO: first output event that is no reasoning - due.
+# E2E: last output event - due. TPOT: (E2E - TTFT) / (n_out - 1). ITL: a gap between output events.
+# in flight: due and not finished. attainment: share of offered requests that met every SLO.
+# Inside: seconds (suffix _s) and nanoseconds of the monotonic clock (suffix _ns).
+
+# >>>> the same in capacity.py and loadgen.py; a test compares them
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
+MS, US, NS = 1e-3, 1e-6, 1e-9
+MINUTE_S, HOUR_S = 60.0, 3600.0
+ABSURD = 1e15  # past this a number given by hand is a slip
+
+
+class UserError(Exception):
+    """Bad input; its text is one line that says what is wrong and what to do."""
+
+
+def count(value: float) -> str:
+    """A whole number with thousands separators.
+
+    >>> count(450912.2)
+    '450,912'
+    """
+    return f"{value:,.0f}"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number with about so many significant digits and no exponent.
+
+    >>> figure(3.3989), figure(486596.3), figure(0.0694)
+    ('3.4', '486,596', '0.0694')
+    """
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
+    import difflib
+    close = difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        if "_" in text or not text.isascii():
+            raise ValueError
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a number") from None
+    if not abs(value) < ABSURD or 0 < abs(value) < 1 / ABSURD:
+        raise UserError(f"{text!r} is past any sensible number")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number more than zero."""
+    value = number(text)
+    if value <= 0:
+        raise UserError(f"{text!r} must be more than zero")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A number, zero or more."""
+    value = number(text)
+    if value < 0:
+        raise UserError(f"{text!r} must not be negative")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number from 1 to a billion; 32k means 32,000 and 32K 32,768, as in vLLM."""
+    scale = {"k": 1000, "K": KIB, "m": 10**6, "M": MIB}.get(text[-1:], 0)
+    value = positive(text[:-1] if scale else text) * (scale or 1)
+    if value != int(value) or value > GIGA:
+        raise UserError(f"{text!r} must be a whole number, at most a billion")
+    return int(value)
+
+
+def fraction(text: str) -> float:
+    """A share: more than 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise UserError(f"{text!r} must be a share from 0 to 1, such as 0.9")
+    return value
+
+
+class Lengths(NamedTuple):
+    """A distribution of token counts: its mean and its quantile function."""
+
+    text: str
+    mean: float
+    quantile: Callable[[float], float]
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Lengths as flags write them: 2000, lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE.
+
+    hist:FILE holds one length a line, or `length,count`. Raises UserError.
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if kind == "lognormal":
+            parts = dict(part.split("=") for part in rest.split(","))
+            if set(parts) != {"mean", "cv"}:
+                raise ValueError
+            return lognormal(text, positive(parts["mean"]), positive(parts["cv"]))
+        if kind == "uniform":
+            low, high = (positive(part) for part in rest.split(".."))
+            if high < low:
+                raise ValueError
+            return Lengths(text, (low + high) / 2, lambda q: low + q * (high - low))
+        if kind == "hist":
+            return histogram(rest)
+        fixed = float(whole(text))
+        return Lengths(text, fixed, lambda q: fixed)
+    except ValueError:
+        raise UserError(f"{text!r} is not a length; write 2000, lognormal:mean=2000,cv=0.5, "
+                        "uniform:100..4000 or hist:FILE") from None
+
+
+def lognormal(text: str, mean: float, cv: float) -> Lengths:
+    """Log-normal lengths with this mean and coefficient of variation (sd / mean)."""
+    from statistics import NormalDist
+    sigma = math.sqrt(math.log1p(cv * cv))
+    mu = math.log(mean) - sigma * sigma / 2
+    return Lengths(text, mean, lambda q: math.exp(mu + sigma * NormalDist().inv_cdf(q)))
+
+
+def histogram(path: str) -> Lengths:
+    """Lengths as counted in a file: one a line, or `length,count`; '#' starts a comment."""
+    pairs = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for n, line in enumerate(file, 1):
+                length, _, times = line.partition("#")[0].strip().partition(",")
+                try:
+                    if length:
+                        pairs.append((positive(length), not_negative(times or "1")))
+                except UserError as error:
+                    raise UserError(f"{path} line {n}: {error}; write a length, or length,count"
+                                    ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    total = sum(times for _, times in pairs)
+    if not total:
+        raise UserError(f"{path} holds no lengths")
+    pairs.sort()
+
+    def quantile(q: float) -> float:
+        seen = 0.0
+        for length, times in pairs:
+            seen += times
+            if seen >= q * total:
+                return length
+        return pairs[-1][0]
+
+    return Lengths(f"hist:{path}", sum(a * b for a, b in pairs) / total, quantile)
+
+
+def named(flag: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag, its complaints beginning with the flag's name."""
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except UserError as error:
+            raise UserError(f"{flag} {error}") from None
+    return parse
+# <<<<
+
+
+# ---- 2. The flags ------------------------------------------------------------------------------
+
+
+class Flag(NamedTuple):
+    """One command-line flag: its spellings (ours first), its value and meaning."""
+
+    names: str
+    kind: Optional[Callable[[str], Any]]  # None: a switch
+    metavar: str
+    help: str
+    default: Any = None
+    nargs: Optional[str] = None
+
+
+def word(text: str) -> str:
+    """Any text but an empty one, which is an unset variable more often than not."""
+    if not text.strip():
+        raise UserError("is empty")
+    return text
+
+
+def rate_or_inf(text: str) -> float:
+    """Requests a second; inf = no rate."""
+    return math.inf if text.lower() == "inf" else positive(text)
+
+
+def natural(text: str) -> int:
+    """A whole number, zero or more."""
+    return 0 if text.strip() == "0" else whole(text)
+
+
+def rates(text: str) -> List[float]:
+    """A list of rates, separated by commas."""
+    if text == "auto":
+        raise UserError("auto is not known yet; list the rates, such as 2,8,32")
+    return [positive(part) for part in text.split(",")]
+
+
+def json_object(text: str) -> Dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{text!r} is not a JSON object")
+    return value
+
+
+def header(text: str) -> Tuple[str, str]:
+    """A header as K=V or K: V."""
+    cut = min((text.index(c) for c in ":=" if c in text), default=0)
+    name, value = text[:cut].strip(), text[cut + 1:].strip()
+    if not name or not name.replace("-", "").replace("_", "").isalnum():
+        raise UserError("is not a header; write NAME=VALUE or 'NAME: VALUE'")
+    if not all(" " <= c <= "~" or c == "\t" for c in value):
+        raise UserError(f"{name} has a value with a line break or a character that is no ASCII")
+    return name, value
+
+
+def goodput_limit(text: str) -> Tuple[str, float]:
+    """A limit as vllm bench serve writes it: ttft:500, tpot:40, e2el:2000 (ms)."""
+    name, _, value = text.partition(":")
+    if name not in ("ttft", "tpot", "e2el"):
+        raise UserError(f"{text!r} must be ttft:MS, tpot:MS or e2el:MS")
+    return name, positive(value) * MS
+
+
+def endpoint(text: str) -> str:
+    """chat or completions, or vllm's paths and backend names for them."""
+    known = {"chat": "chat", "completions": "completions", "/v1/chat/completions": "chat",
+             "/v1/completions": "completions", "openai-chat": "chat", "vllm": "completions",
+             "openai": "completions", "sglang": "completions", "sglang-oai": "completions",
+             "sglang-oai-chat": "chat"}
+    if text not in known:
+        raise UserError(f"{text!r} is not known{near(text, known)}; write chat or completions")
+    return known[text]
+
+
+FLAGS: Dict[str, Tuple[Flag, ...]] = {
+    "target": (
+        Flag("--base-url", word, "URL", "http://HOST:PORT, with or without /v1"),
+        Flag("--host", word, "HOST", "host of the target, or to listen on with --serve"),
+        Flag("--port", natural, "PORT", "its port (default: 8000)"),
+        Flag("--model", word, "NAME", "model to ask for (default: the server's first)"),
+        Flag("--served-model-name", word, "NAME", "the same, and wins over --model"),
+        Flag("--endpoint --backend", endpoint, "NAME", "chat or completions (the default)"),
+        Flag("--api-key", word, "KEY", "sent as a bearer token, never printed or saved (default: "
+             "OPENAI_API_KEY)"),
+        Flag("--header", header, "K=V", "one more header, may be repeated", nargs="append"),
+        Flag("--extra-body", json_object, "JSON", "fields put over the request body; null removes"),
+        Flag("--temperature", not_negative, "T", "sampling temperature (default: 0)"),
+        Flag("--ca-file", word, "FILE", "certificate authority to trust"),
+        Flag("--insecure", None, "", "do not verify TLS certificates"),
+        Flag("--proxy", word, "env", "use the proxy that the environment names; ignored otherwise"),
+    ),
+    "load": (
+        Flag("--rate --request-rate", rate_or_inf, "REQ/S", "open loop: requests due a second"),
+        Flag("--sweep", rates, "R,R", "one run for each rate"),
+        Flag("--concurrency --max-concurrency", whole, "N", "most in flight: a cap with a rate, "
+             "the closed loop without"),
+        Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
+             "burstier, inf constant", 1.0),
+        Flag("--num-requests --num-prompts", whole, "N", "requests a run (default: 100)"),
+        Flag("--duration", positive, "S", "instead: measure what is due in so long a window"),
+        Flag("--ramp", not_negative, "S", "before that window (default: one expected E2E)"),
+        Flag("--warmup --num-warmups", natural, "N", "requests first, never counted", 4),
+        Flag("--seed", natural, "N", "of arrivals, lengths and prompts", 1),
+        Flag("--workers", whole, "N", "processes that share the plan", 1),
+    ),
+    "work": (
+        Flag("--input-len --random-input-len", parse_lengths, "TOKENS", "prompt: 2000, "
+             "lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE (default: 200)"),
+        Flag("--output-len --random-output-len", parse_lengths, "TOKENS",
+             "output, same grammar (default: 100)"),
+        Flag("--random-range-ratio", not_negative, "R", "make fixed lengths uniform, +-R of them"),
+        Flag("--shared-prefix-len --random-prefix-len", natural, "TOKENS",
+             "of every prompt that are the same", 0),
+        Flag("--prefix-groups", whole, "N", "different shared prefixes", 1),
+        Flag("--no-unique-prompts", None, "", "no nonce: prompts may repeat between runs"),
+        Flag("--ignore-eos", None, "", "ask for the full output length (on by default)"),
+        Flag("--no-ignore-eos", None, "", "let the model stop when it will"),
+        Flag("--dataset-name", word, "NAME", "random (the only one)"),
+    ),
+    "limits": (
+        Flag("--connect-timeout", positive, "S", "to connect", 10.0),
+        Flag("--first-output-timeout", positive, "S", "from sent to the first output", 300.0),
+        Flag("--stall-timeout", positive, "S", "between output events", 60.0),
+        Flag("--timeout", positive, "S", "from sent to the end", 3600.0),
+    ),
+    "judgement": (
+        Flag("--slo-ttft-ms", positive, "MS", "most a first token may take, from due"),
+        Flag("--slo-tpot-ms", positive, "MS", "most a further token may take, on average"),
+        Flag("--slo-e2e-ms", positive, "MS", "most a whole answer may take, from due"),
+        Flag("--slo-attainment", fraction, "SHARE", "of requests that must meet them", 0.99),
+        Flag("--goodput", goodput_limit, "NAME:MS", "the same as vllm bench writes it: ttft:500 "
+             "tpot:40", nargs="+"),
+        Flag("--gate", None, "", "exit 3 when attainment is below the target"),
+    ),
+    "output": (
+        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json"),
+        Flag("--json", None, "", "print summary.json instead of the table"),
+    ),
+    "mock engine": (
+        Flag("--mock", word, "PROFILE", "start the built-in engine, and aim at it; PROFILE: a JSON "
+             "file of its constants", nargs="?"),
+        Flag("--serve", None, "", "run the engine alone, for other clients"),
+        Flag("--faults", word, "LIST", "have the engine misbehave: stall=0.05,status:503=0.1"),
+    ),
+}
+# Flags of vllm bench serve that have no meaning here, and whether they take a value.
+NO_MEANING = {
+    "--tokenizer": 1, "--tokenizer-mode": 1, "--trust-remote-code": 0, "--percentile-metrics": 1,
+    "--metric-percentiles": 1, "--disable-tqdm": 0, "--save-result": 0, "--save-detailed": 0,
+    "--append-result": 0, "--result-dir": 1, "--result-filename": 1, "--metadata": 1, "--label": 1,
+    "--ready-check-timeout-sec": 1, "--profile": 0, "--use-beam-search": 0, "--logprobs": 1,
+    "--best-of": 1, "--num-fewshot": 1, "--disable-shuffle": 0, "--request-id-prefix": 1,
+    "--skip-chat-template": 0, "--top-p": 1, "--top-k": 1, "--plot-timeline": 0}
+
+EXAMPLES = """examples:
+  loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
+      --slo-ttft-ms 300 --slo-tpot-ms 25
+  loadgen.py http://HOST:8000 --rate 8 --duration 60 --input-len lognormal:mean=2000,cv=0.5
+  loadgen.py http://HOST:8000 --concurrency 64 --num-requests 500 --output-len 300"""
+
+
+def parse_args(argv: Sequence[str]) -> Any:
+    """The flags as a namespace; UserError on anything that is not understood."""
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        """argparse, with its complaints raised as UserError."""
+
+        def error(self, message: str) -> Any:
+            raise UserError(f"{message}; --help lists the flags")
+
+    parser = Parser(prog="loadgen.py", allow_abbrev=False, epilog=EXAMPLES,
+                    description="How fast, under load: measures an OpenAI-compatible endpoint.",
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT of the endpoint")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            names = flag.names.split()
+            default = "" if flag.default is None else f" (default: {flag.default:g})"
+            shown = flag.help + default
+            if flag.kind is None:
+                group.add_argument(*names, action="store_true", help=shown)
+                continue
+            options: Dict[str, Any] = {"type": named(names[0], flag.kind), "metavar": flag.metavar,
+                                       "help": shown, "default": flag.default}
+            if flag.nargs == "append":
+                options.update(action="append", default=[])
+            elif flag.nargs:
+                options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
+                if flag.nargs == "+":
+                    del options["const"]
+            group.add_argument(*names, **options)
+    pasted = list(argv[:3]) == ["vllm", "bench", "serve"]
+    args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
+    settle(args, pasted)
+    return args
+
+
+DEFAULT_PROFILE = "the default profile"
+
+
+def without_meaning(argv: Sequence[str]) -> List[str]:
+    """The command line without the flags that have no meaning here, each said on stderr."""
+    kept, words = [], iter(argv)
+    for text in words:
+        name, has_value, _ = text.partition("=")
+        if name not in NO_MEANING:
+            kept.append(text)
+            continue
+        print(f"loadgen: {name} has no meaning here and is left out", file=sys.stderr)
+        if NO_MEANING[name] and not has_value:
+            next(words, None)
+    return kept
+
+
+def settle(args: Any, pasted: bool) -> None:
+    """Fill in what follows from other flags; UserError where they contradict each other."""
+    if args.sweep and args.rate is not None:
+        raise UserError("--sweep and --rate say the same thing; give one")
+    if args.num_requests and args.duration:
+        raise UserError("--num-requests and --duration say the same thing; give one")
+    if args.ignore_eos and args.no_ignore_eos:
+        raise UserError("--ignore-eos and --no-ignore-eos contradict each other; give one")
+    if args.proxy not in (None, "env"):
+        raise UserError("--proxy takes only env: the proxy that the environment names")
+    if args.dataset_name not in (None, "random"):
+        raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
+                        "here, with lengths by --input-len and --output-len")
+    if args.ramp is not None and not args.duration:
+        raise UserError("--ramp goes with --duration")
+    if args.faults and args.mock is None and not args.serve:
+        raise UserError("--faults needs the built-in engine: add --mock or --serve")
+    parse_faults(args.faults or "")
+    if args.url and args.base_url:
+        raise UserError("the URL is given twice; drop --base-url")
+    args.url = args.url or args.base_url
+    if args.url is None and args.mock is None and (pasted or args.host or args.port):
+        args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
+    if args.url and args.mock is not None:
+        raise UserError("--mock brings its own engine; drop the URL, or --mock")
+    if args.serve:
+        return
+    if args.url is None and args.mock is None:
+        raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
+    if args.rate is None and not args.sweep and args.concurrency is None:
+        if not pasted:
+            raise UserError("no load; give --rate, --sweep or --concurrency")
+        args.rate = math.inf
+    for name, limit in args.goodput or ():
+        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
+                limit / MS)
+    if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
+        raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
+    args.input_len = ranged(args.input_len or parse_lengths("200"), args.random_range_ratio)
+    args.output_len = ranged(args.output_len or parse_lengths("100"), args.random_range_ratio)
+    if args.shared_prefix_len >= args.input_len.mean and args.shared_prefix_len:
+        raise UserError(f"--shared-prefix-len {args.shared_prefix_len} is as long as the prompt of "
+                        f"{args.input_len.mean:g} tokens; it is a part of it")
+
+
+def ranged(lengths: Lengths, ratio: Optional[float]) -> Lengths:
+    """Fixed lengths as vllm's random dataset spreads them: uniform in +-ratio of the mean."""
+    if not ratio or not lengths.text.isdigit():
+        return lengths
+    if ratio >= 1:
+        raise UserError("--random-range-ratio must be under 1")
+    low, high = lengths.mean * (1 - ratio), lengths.mean * (1 + ratio)
+    return parse_lengths(f"uniform:{low:g}..{high:g}")
+
+
+# ---- 3. The plan -------------------------------------------------------------------------------
+# Pure: which request is due when, how long its prompt and its output are. Made before the run.
+
+
+class Load(NamedTuple):
+    """How requests arrive."""
+
+    rate_rps: Optional[float]  # None: no rate, all at once or as slots come free
+    concurrency: Optional[int]  # most in flight; without a rate, the closed loop
+    burstiness: float  # gamma shape; 1 = Poisson, inf = constant
+    num_requests: Optional[int]  # count mode: measure all of them
+    duration_s: Optional[float]  # window mode: measure what is due in a window this long
+    ramp_s: Optional[float]  # before the window opens; None: one expected E2E
+
+    @property
+    def closed(self) -> bool:
+        """Whether a request is due only when an earlier one has ended."""
+        return self.rate_rps is None and self.concurrency is not None
+
+    @property
+    def label(self) -> str:
+        """The load in a few characters, for tables."""
+        if self.closed:
+            return f"c={self.concurrency}"
+        return "inf" if self.rate_rps is None else f"{self.rate_rps:g}"
+
+
+class Planned(NamedTuple):
+    """One request of the plan."""
+
+    id: int
+    due_s: float  # from the run's start; 0 in the closed loop, where a free slot decides
+    n_in: int  # tokens of the prompt, shared prefix included
+    n_out: int  # tokens asked for
+    group: int  # which shared prefix
+
+
+class Work(NamedTuple):
+    """What the requests ask for."""
+
+    n_in: Lengths
+    n_out: Lengths
+    shared_prefix: int  # tokens that every prompt of a group begins with
+    prefix_groups: int
+
+
+def stream(seed: int, what: str) -> Any:
+    """A random generator of its own for each purpose, so that one does not disturb another."""
+    import random
+    return random.Random(f"{seed}/{what}")
+
+
+def gaps(load: Load, seed: int) -> Iterator[float]:
+    """Inter-arrival times [s] without end: gamma of shape `burstiness` and mean 1/rate."""
+    if load.rate_rps is None:
+        while True:
+            yield 0.0
+    mean_s = 1 / load.rate_rps
+    if math.isinf(load.burstiness):
+        while True:
+            yield mean_s
+    draw, shape = stream(seed, "arrivals").gammavariate, load.burstiness
+    while True:
+        yield draw(shape, mean_s / shape)
+
+
+def schedule(load: Load, work: Work, seed: int) -> Iterator[Planned]:
+    """The requests of the plan, without end, in the order in which they are due.
+
+    Times are absolute (sums of gaps), so lateness never adds up. The first arrives one gap after
+    the start, as in a Poisson process.
+    """
+    lengths, groups = stream(seed, "lengths"), stream(seed, "groups")
+    due_s = 0.0
+    for number, gap_s in enumerate(gaps(load, seed)):
+        due_s += gap_s
+        n_in = max(1, round(work.n_in.quantile(open_unit(lengths))))
+        n_out = max(1, round(work.n_out.quantile(open_unit(lengths))))
+        group = groups.randrange(work.prefix_groups)
+        yield Planned(number, due_s, max(n_in, work.shared_prefix + 1), n_out, group)
+
+
+def open_unit(rng: Any) -> float:
+    """A number between 0 and 1, neither included, which every quantile function takes."""
+    return min(max(float(rng.random()), 1e-12), 1 - 1e-12)
+
+
+class Plan(NamedTuple):
+    """What one run sends: the load, the work, the seed, and the requests known beforehand."""
+
+    load: Load
+    work: Work
+    seed: int
+    requests: Tuple[Planned, ...]  # count mode: all; window mode: to the expected end
+    window_s: Tuple[float, float]  # measured: due in [open, close); (0, inf) in count mode
+    hash: str  # of load, work and seed: equal plans have equal arrivals and lengths
+
+    def measured(self, due_s: float) -> bool:
+        """Whether a request due then counts."""
+        return self.window_s[0] <= due_s < self.window_s[1]
+
+
+TAIL = 3.0  # expected E2Es after the window for which requests are prepared ahead
+PREPARED_MAX = 200_000
+
+
+def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
+    """The plan of one run. Pure: equal arguments give an equal plan."""
+    import hashlib
+    import itertools
+    endless = schedule(load, work, seed)
+    if load.num_requests is not None:
+        requests = tuple(itertools.islice(endless, load.num_requests))
+        window = (0.0, math.inf)
+    else:
+        ramp_s = expected_e2e_s if load.ramp_s is None else load.ramp_s
+        window = (ramp_s, ramp_s + (load.duration_s or 0.0))
+        end_s = window[1] + TAIL * expected_e2e_s
+        ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
+                 else itertools.islice(endless, load.concurrency))
+        requests = tuple(itertools.islice(ahead, PREPARED_MAX))
+    told = [load.rate_rps, load.concurrency, load.burstiness, load.num_requests, load.duration_s,
+            work.n_in.text, work.n_out.text, work.shared_prefix, work.prefix_groups, seed]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return Plan(load, work, seed, requests, window, digest)
+
+
+# ---- 4. Prompts and requests -------------------------------------------------------------------
+# A prompt of N tokens without a tokenizer: token ids where the server takes them, else words that
+# are one token each in the usual vocabularies, their number corrected by what the server counted.
+
+# 256 words: a byte each. Common and short, so that " word" is one token nearly everywhere.
+WORDS = (
+    "the of and to in is that it was for on are as with his they at be this from have or by one "
+    "had not but what all were when we there can an your which their said if do will each about "
+    "how up out them then she many some so these would other into has more her two like him see "
+    "time could no make than first been its who now people my made over did down only way find "
+    "use may water long little very after words called just where most know get through back much "
+    "before go good new write our used me man too any day same right look think also around "
+    "another came come work three word must because does part even place well such here take why "
+    "things help put years different away again off went old number great tell men say small every "
+    "found still between name should home big give air line set own under read last never us left "
+    "end along while might next sound below saw something thought both few those always show large "
+    "often together asked house world going want school important until form food keep children "
+    "feet land side without boy once animals life enough took sometimes four head above kind began "
+    "almost live page got earth need far hand high year mother light parts country father let "
+    "night following picture being study second eyes soon times story boys since white days ever "
+    "paper hard near sentence better best across during today").split()
+TOKEN_IDS = range(300, 1000)  # ordinary tokens in every vocabulary of a thousand or more
+
+
+class Calibration(NamedTuple):
+    """How the server counts: prompt tokens = overhead + tokens_per_word * words."""
+
+    tokens_per_word: float
+    overhead: float
+    source: str
+
+    def words_for(self, tokens: int) -> int:
+        """Words of a prompt that the server will count as so many tokens; at least one."""
+        return max(1, round((tokens - self.overhead) / self.tokens_per_word))
+
+
+ONE_A_WORD = Calibration(1.0, 0.0, "one word a token, not calibrated")
+
+
+def calibrate(points: Sequence[Tuple[int, int]]) -> Optional[Calibration]:
+    """The line through (words sent, tokens counted), least squares; None without two lengths."""
+    if len({words for words, _ in points}) < 2:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    if not 0.2 < slope < 20:
+        return None
+    return Calibration(slope, mean_y - slope * mean_x, f"{len(points)} warm-up requests")
+
+
+class Prompts:
+    """Makes prompts: shared prefix of the group, then a nonce, then filling, all from the seed.
+
+    The nonce is fresh for every run (`salt`), so that no prompt of an earlier run is in a cache.
+    """
+
+    def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration) -> None:
+        """seed fixes the filling, salt the nonces; unique=False leaves the nonce out."""
+        self.seed, self.salt, self.unique, self.calibration = seed, salt, unique, calibration
+
+    def units(self, planned: Planned, shared: int, total: int, symbols: Sequence[Any]) -> List[Any]:
+        """So many symbols: shared ones of the group first, then the nonce, then filling."""
+        prefix = stream(self.seed, f"prefix {planned.group}").choices(symbols, k=shared)
+        own = max(1, total - shared)
+        nonce: List[Any] = []
+        if self.unique:
+            value = (self.salt << 32) | planned.id
+            while value and len(nonce) < own:
+                value, digit = divmod(value, len(symbols))
+                nonce.append(symbols[digit])
+        filling = stream(self.seed, f"filling {planned.id}").choices(symbols, k=own - len(nonce))
+        return [*prefix, *nonce, *filling]
+
+    def token_ids(self, planned: Planned, shared: int) -> List[int]:
+        """A prompt of exactly planned.n_in token ids."""
+        return self.units(planned, shared, planned.n_in, TOKEN_IDS)
+
+    def text(self, planned: Planned, shared: int) -> str:
+        """A prompt that the server should count as planned.n_in tokens."""
+        total = self.calibration.words_for(planned.n_in)
+        before = round(shared / self.calibration.tokens_per_word)
+        return " ".join(self.units(planned, min(before, total - 1), total, WORDS))
+
+
+class Target(NamedTuple):
+    """Where requests go, and what every one of them carries."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str  # of the endpoint
+    base_path: str  # of the API, up to and including /v1
+    chat: bool
+    model: str
+    headers: Tuple[Tuple[str, str], ...]  # with the key: never printed
+    extra_body: Mapping[str, Any]
+    ignore_eos: bool
+    token_ids: bool  # completions prompts as ids
+
+    @property
+    def url(self) -> str:
+        """The final URL, for the setup statement."""
+        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}{self.path}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
+    """(scheme, host, port, endpoint path, API path, is chat) of a URL with or without /v1.
+
+    A URL that ends in the endpoint itself decides between chat and completions.
+    """
+    import urllib.parse
+    if "//" not in text:
+        text = f"http://{text}"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise UserError(f"the URL {text!r} is not one: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"the URL {text!r} must be http://HOST:PORT or https://HOST")
+    if parts.username or parts.password:
+        raise UserError("a URL must not hold a user name or password; use --api-key or --header")
+    path, chat = parts.path.rstrip("/"), endpoint == "chat"
+    for tail, is_chat in (("/chat/completions", True), ("/completions", False)):
+        if path.endswith(tail):
+            path, chat = path[: -len(tail)], is_chat
+            break
+    else:
+        if not path.endswith("/v1"):
+            path += "/v1"
+    full = path + ("/chat/completions" if chat else "/completions")
+    query = f"?{parts.query}" if parts.query else ""
+    standard = 443 if parts.scheme == "https" else 80
+    return parts.scheme, parts.hostname, port or standard, full + query, path, chat
+
+
+def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> bytes:
+    """The JSON body of one request."""
+    fields: Dict[str, Any] = {"model": target.model}
+    if target.chat:
+        fields["messages"] = [{"role": "user", "content": prompts.text(planned, shared)}]
+    elif target.token_ids:
+        fields["prompt"] = prompts.token_ids(planned, shared)
+    else:
+        fields["prompt"] = prompts.text(planned, shared)
+    fields.update(max_tokens=planned.n_out, stream=True, temperature=0.0,
+                  stream_options={"include_usage": True})
+    if target.ignore_eos:
+        fields["ignore_eos"] = True
+    fields.update(target.extra_body)
+    fields = {key: value for key, value in fields.items() if value is not None}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int) -> bytes:
+    """The bytes of one request, head and body in one piece."""
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream",
+               "Accept-Encoding": "identity", "X-Request-Id": f"loadgen-{run}-{planned.id}",
+               **dict(target.headers)}
+    host = _bracketed(target.host)
+    standard = {"http": 80, "https": 443}[target.scheme]
+    return request_bytes("POST", target.path, host if target.port == standard
+                         else f"{host}:{target.port}", headers,
+                         body_of(target, prompts, planned, shared))
+
+
+# ---- 5. The wire -------------------------------------------------------------------------------
+# Sans-IO: bytes in, facts out; no clock, no socket. A peer may send anything, cut anywhere:
+# whatever it can fill has a bound, and past it the reply is malformed.
+
+HEAD_MAX, SIZE_LINE_MAX, TRAILER_MAX = 64 * KIB, KIB, 64 * KIB
+EVENT_MAX, DOCUMENT_MAX, ERROR_BODY_MAX = 16 * MIB, 16 * MIB, 64 * KIB
+INFLATED_MAX, INFLATE_STEP = 256 * MIB, MIB
+MESSAGE_MAX, INTERIM_MAX, TOKENS_MAX = 300, 8, 2**53
+raw_decode = json.JSONDecoder().raw_decode
+LAST_CHUNK = b"0\r\n\r\n"
+BOM = b"\xef\xbb\xbf"
+TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class WireError(Exception):
+    """A peer sent what is not HTTP or SSE; the text says what, in one line."""
+
+
+class Head(NamedTuple):
+    """The start line and headers of one HTTP message."""
+
+    start: Tuple[str, str, str]  # (method, target, version) or (version, status, reason)
+    headers: Dict[str, str]  # lower-case names; repeated ones joined by ", "
+
+
+def printable(text: str, length: int = MESSAGE_MAX) -> str:
+    """What a peer wrote as one line that is safe to print, of at most `length` characters."""
+    safe = "".join(c if c.isprintable() else " " for c in text[: 4 * length])
+    return " ".join(safe.split())[:length]
+
+
+def take_head(data: bytearray) -> Optional[Head]:
+    """Remove a complete head from the front of `data`; None when more bytes are needed."""
+    del data[: len(data) - len(data.lstrip(b"\r\n"))]  # empty lines before it are allowed
+    ends = [at for at in (data.find(b"\r\n\r\n"), data.find(b"\n\n")) if at >= 0]
+    end = min(ends, default=len(data))
+    if end > HEAD_MAX:
+        raise WireError(f"a head of over {HEAD_MAX} bytes")
+    if not ends:
+        return None
+    lines = data[:end].decode("latin-1").replace("\r\n", "\n").split("\n")
+    del data[: end + (2 if data.startswith(b"\n\n", end) else 4)]
+    return Head(start_line(lines[0]), header_fields(lines[1:]))
+
+
+def start_line(line: str) -> Tuple[str, str, str]:
+    """The three parts of a request or status line, checked."""
+    first, _, rest = line.partition(" ")
+    second, _, third = rest.partition(" ")
+    if first in ("HTTP/1.0", "HTTP/1.1") and len(second) == 3 and second.isascii():
+        if second.isdigit() and second >= "100":
+            return first, second, third
+    elif third in ("HTTP/1.0", "HTTP/1.1") and second and first and TOKEN.issuperset(first):
+        return first, second, third
+    raise WireError(f"not an HTTP/1 start line: {printable(line, 60)!r}")
+
+
+def header_fields(lines: List[str]) -> Dict[str, str]:
+    """Header lines as a mapping; a folded line continues the one before it."""
+    headers: Dict[str, str] = {}
+    name = ""
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if line[:1] in (" ", "\t") and name:
+            headers[name] += " " + line.strip(" \t")
+        elif colon and key and TOKEN.issuperset(key):
+            name, value = key.lower(), value.strip(" \t")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        else:
+            raise WireError(f"not a header: {printable(line, 60)!r}")
+        if "\r" in line or "\0" in line:
+            raise WireError(f"a control character in header {printable(name, 60)!r}")
+    return headers
+
+
+def header_list(headers: Mapping[str, str], name: str) -> List[str]:
+    """The lower-case members of a comma-separated header."""
+    return [word for word in (w.strip().lower() for w in headers.get(name, "").split(",")) if word]
+
+
+def chunk_size(line: bytes) -> int:
+    """Bytes announced by a chunk-size line; its extensions are ignored."""
+    size = line.partition(b";")[0].strip()
+    try:
+        if size.isalnum() and len(size) <= 16:
+            return int(size, 16)
+    except ValueError:
+        pass
+    raise WireError(f"not a chunk size: {printable(size.decode('latin-1'), 40)!r}")
+
+
+class Body:
+    """The framing of one body: chunked, of a given length, or until the peer closes."""
+
+    def __init__(self, head: Head, is_response: bool) -> None:
+        """Choose the framing as RFC 9112, 6.3 says; WireError when the head contradicts itself."""
+        codings = header_list(head.headers, "transfer-encoding")
+        lengths = set(header_list(head.headers, "content-length"))
+        bodiless = is_response and head.start[1] in ("204", "304")
+        self.chunked = codings[-1:] == ["chunked"] and not bodiless
+        self.until_close = is_response and not (self.chunked or bodiless)
+        self.ambiguous = bool(codings and lengths)  # smuggling or a fault: never reuse after it
+        self.leftover = b""  # what came after the end
+        self.fault = ""  # found behind good pieces; the next feed raises it
+        self._left = 0  # bytes still due of this chunk, or of the body
+        self._line = b""  # a size or trailer line not yet ended
+        self._want: Callable[[Body, bytes], None] = Body._size_line  # unbound: makes no cycle
+        self._trailer_bytes = 0
+        if codings and not (self.chunked or is_response):
+            raise WireError(f"a request with transfer-encoding {printable(codings[-1], 40)}")
+        if lengths and not codings and not bodiless:
+            self.until_close, self._left = False, self._length(lengths)
+        self.complete = not (self.chunked or self.until_close or self._left)
+
+    @staticmethod
+    def _length(lengths: Set[str]) -> int:
+        text = lengths.pop()
+        if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
+            raise WireError(f"not a content-length: {printable(text, 40)!r}")
+        return int(text)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte starts a chunk."""
+        return (
+            self.chunked
+            and not (self._left or self._line or self.complete or self.fault)
+            and self._want is Body._size_line
+        )
+
+    def feed(self, data: bytes) -> List[bytes]:
+        """Payload pieces in `data`; WireError at once, or on the next call if pieces came first."""
+        if self.fault:
+            raise WireError(self.fault)
+        if self.complete:
+            self.leftover += data
+            return []
+        if self.chunked:
+            return self._chunks(data)
+        if self.until_close:
+            return [data] if data else []
+        piece, self.leftover = data[: self._left], data[self._left :]
+        self._left -= len(piece)
+        self.complete = not self._left
+        return [piece] if piece else []
+
+    def _chunks(self, data: bytes) -> List[bytes]:
+        pieces: List[bytes] = []
+        data, self._line, at = self._line + data, b"", 0
+        try:
+            while at < len(data) and not self.complete:
+                if self._left:
+                    pieces.append(data[at : at + self._left])
+                    at += len(pieces[-1])
+                    self._left -= len(pieces[-1])
+                    continue
+                end = data.find(b"\n", at)
+                if (end if end >= 0 else len(data)) - at > SIZE_LINE_MAX:
+                    raise WireError(f"a chunk-size line of over {SIZE_LINE_MAX} bytes")
+                if end < 0:
+                    self._line = data[at:]
+                    return pieces
+                line, at = data[at:end], end + 1
+                self._want(self, line[:-1] if line.endswith(b"\r") else line)
+        except WireError as error:
+            self.fault = str(error)
+            if not pieces:
+                raise
+        self.leftover = data[at:]
+        return pieces
+
+    def _size_line(self, line: bytes) -> None:
+        self._left = chunk_size(line)
+        self._want = Body._chunk_end if self._left else Body._trailer
+
+    def _chunk_end(self, line: bytes) -> None:
+        if line:
+            raise WireError("a chunk longer than its size")
+        self._want = Body._size_line
+
+    def _trailer(self, line: bytes) -> None:
+        self.complete = not line
+        self._trailer_bytes += len(line)
+        if self._trailer_bytes > TRAILER_MAX:
+            raise WireError(f"trailers of over {TRAILER_MAX} bytes")
+
+
+def encode_chunk(data: bytes) -> bytes:
+    """One HTTP chunk; nothing for nothing, since an empty chunk would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def request_bytes(
+    method: str, target: str, host: str, headers: Mapping[str, str], body: bytes
+) -> bytes:
+    """A whole request as one buffer, for one write. WireError for what would break the head."""
+    fields = {"host": ("Host", host)}
+    if body or method != "GET":
+        fields["content-length"] = ("Content-Length", str(len(body)))
+    fields.update((name.lower(), (name, value)) for name, value in headers.items())
+    for name, value in fields.values():
+        if not name or not TOKEN.issuperset(name) or any(c in value for c in "\r\n\0"):
+            raise WireError(f"header {printable(name, 60)!r} cannot be sent: a control character")
+    if not TOKEN.issuperset(method) or any(c <= " " for c in target) or not target:
+        raise WireError(f"not a request line: {printable(method + ' ' + target, 80)!r}")
+    lines = [f"{method} {target} HTTP/1.1", *(f"{n}: {v}" for n, v in fields.values()), "", ""]
+    try:
+        return "\r\n".join(lines).encode("latin-1") + body
+    except UnicodeEncodeError:
+        raise WireError("a target or header with characters outside latin-1") from None
+
+
+class Inflater:
+    """Undoes gzip or deflate piece by piece, in bounded steps."""
+
+    def __init__(self, coding: str) -> None:
+        """`coding` is what content-encoding names; WireError when zlib does not know it."""
+        if coding not in ("gzip", "x-gzip", "deflate"):
+            raise WireError(f"content-encoding {printable(coding, 40)}, which was not asked for")
+        self._zlib = zlib.decompressobj(32 + zlib.MAX_WBITS)
+        self._unsure = coding == "deflate"  # some servers leave the zlib wrapper off
+        self._lead = b""
+        self._total = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What `data` inflates to, in pieces of at most 1 MiB."""
+        while data:
+            piece, data = self._step(data)
+            self._total += len(piece)
+            if self._total > INFLATED_MAX:
+                raise WireError(f"a body that inflates to over {INFLATED_MAX} bytes")
+            if piece:
+                yield piece
+
+    def _step(self, data: bytes) -> Tuple[bytes, bytes]:
+        if self._unsure:
+            data = self._lead = self._lead + data
+            if len(data) < 2:
+                return b"", b""
+            self._unsure = False
+            if data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2], "big") % 31:
+                self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            piece = self._zlib.decompress(data, INFLATE_STEP)
+        except zlib.error as error:
+            raise WireError(f"a broken compressed body: {printable(str(error))}") from None
+        if self._zlib.eof:  # the next member, if there is one
+            rest = self._zlib.unused_data
+            self._zlib = zlib.decompressobj(32 + zlib.MAX_WBITS)
+            return piece, rest
+        return piece, self._zlib.unconsumed_tail
+
+
+class Sse(NamedTuple):
+    """One server-sent event."""
+
+    name: bytes
+    data: bytes
+    comment: bytes  # the last one before or in it: Dynamo says there what went wrong
+
+
+STRAY = b"\0stray"  # names a line of bare JSON or [DONE], which some servers end with
+
+
+class SseLines:
+    """Splits a body into server-sent events; lines end in LF, CRLF, CR or a mixture."""
+
+    def __init__(self) -> None:
+        """Start before the first line."""
+        self.known = False  # whether any line was SSE at all
+        self.stray = b""  # the first that was not
+        self._line = bytearray()
+        self._skip_lf = False  # the last read ended in CR: an LF to come belongs to it
+        self._clear()
+
+    def _clear(self) -> None:
+        self._name, self._comment, self._size = b"", b"", 0
+        self._data: List[bytes] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte starts an event."""
+        return not (self._pending or self._skip_lf)
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._line or self._data or self._name)
+
+    def feed(self, data: bytes) -> List[Sse]:
+        """The events that `data` completes."""
+        if self._skip_lf and data.startswith(b"\n"):
+            data, self._skip_lf = data[1:], False
+        if data:
+            self._skip_lf = data.endswith(b"\r")
+        if data.find(b"\r") >= 0:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        whole = data.endswith(b"}\n\n") and data.find(b"\n") == len(data) - 2
+        if whole and data.startswith(b"data: {") and not self._pending:
+            self.known = True
+            return [Sse(b"", data[6:-2], b"")]  # most often: one whole event
+        first, *lines = data.split(b"\n")
+        self._line += first
+        events: List[Sse] = []
+        if lines:
+            lines.insert(0, bytes(self._line))
+            self._line = bytearray(lines.pop())
+            for line in lines:
+                self._take(line, events)
+        if len(self._line) + self._size > EVENT_MAX:
+            raise WireError(f"an event of over {EVENT_MAX} bytes")
+        return events
+
+    def end(self) -> List[Sse]:
+        """The event that the body's end completes, though its blank line never came."""
+        return self.feed(b"\n\n")
+
+    def _take(self, line: bytes, events: List[Sse]) -> None:
+        """One line: a blank one ends the event, every other adds to it."""
+        if line.startswith(BOM):
+            line = line[len(BOM) :]
+        if not line:
+            if self._data or self._name:
+                events.append(Sse(self._name, b"\n".join(self._data), self._comment))
+                self._clear()
+            return
+        name, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        self.known = self.known or name in (b"", b"data", b"event", b"id", b"retry")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value) + 1
+        elif name == b"event":
+            self._name = value.strip()[:KIB]
+        elif not name:
+            self._comment = value[:KIB]
+        elif line.startswith((b"{", b"[DONE]")):
+            events.append(Sse(STRAY, line, b""))
+        if name not in (b"", b"data", b"event", b"id", b"retry"):
+            self.stray = self.stray or line[:KIB]
+
+
+NOTHING, REASONING, ANSWER = 0, 1, 2  # what a chunk carries
+
+
+def chunk_output(choice: Mapping[str, Any]) -> int:
+    """What one choice of a chunk carries: NOTHING, REASONING or ANSWER.
+
+    >>> chunk_output({"delta": {"reasoning": "h", "content": ""}}) == REASONING
+    True
+    """
+    delta = choice.get("delta")
+    if not delta:
+        return ANSWER if choice.get("text") else NOTHING
+    content = delta.get("content")
+    if content:
+        return parts_output(content) if type(content) is list else ANSWER
+    if any(called(call) for call in delta.get("tool_calls") or ()):
+        return ANSWER
+    if delta.get("function_call") and called({"function": delta["function_call"]}):
+        return ANSWER
+    if delta.get("reasoning_content") or delta.get("reasoning"):
+        return REASONING
+    shown = any(displayable(detail) for detail in delta.get("reasoning_details") or ())
+    return REASONING if shown else NOTHING
+
+
+def called(call: Mapping[str, Any]) -> bool:
+    """Whether a tool call's piece has a name or arguments."""
+    function = call.get("function") or {}
+    return bool(function.get("name") or function.get("arguments"))
+
+
+def displayable(detail: Mapping[str, Any]) -> bool:
+    """Whether a reasoning detail has text to show; encrypted ones do not."""
+    return "encrypted" not in str(detail.get("type")) and bool(
+        detail.get("text") or detail.get("summary")
+    )
+
+
+def parts_output(parts: List[Any]) -> int:
+    """The same as chunk_output for content that is a list of typed parts."""
+    if any(part.get("text") for part in parts):
+        return ANSWER
+    return REASONING if any(part.get("thinking") for part in parts) else NOTHING
+
+
+def token_count(value: Any) -> Optional[int]:
+    """A token count, or None for whatever else stood there. Lua proxies write 3 as 3.0."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
+
+
+def error_of(message: Any) -> Tuple[bool, str, str]:
+    """Whether a JSON object reports an error, its code, and what the server said."""
+    if type(message) is list and message:
+        message = message[0]
+    if type(message) is not dict:
+        return False, "", ""
+    error = message.get("error")
+    found = bool(error) or message.get("object") == "error" or message.get("type") == "error"
+    inner = error if type(error) is dict else message
+    said = error if type(error) is str else None
+    for key in ("message", "detail", "msg", "error", "error_type", "type"):
+        said = said or inner.get(key)
+    code = inner.get("code") or message.get("code") or ""
+    text = said if type(said) is str else json.dumps(said) if said else ""
+    return found, printable(str(code), 40) if type(code) in (int, str) else "", printable(text)
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON value that `data` starts with, or None."""
+    try:
+        return raw_decode(data.decode("utf-8", "replace").strip())[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def redirect_host(location: str) -> str:
+    """The host that a Location header names, or its path when it names none."""
+    import urllib.parse
+    try:
+        parts = urllib.parse.urlsplit(location)
+    except ValueError:
+        return printable(location, 100)
+    return printable(parts.netloc.rpartition("@")[2] or parts.path, 100)
+
+
+FINISH_CLASS = {  # a finish_reason that is no success
+    "abort": "aborted",
+    "aborted": "aborted",
+    "cancelled": "aborted",
+    "canceled": "aborted",
+    "error": "stream_error",
+    "content_filter": "filtered",
+}
+HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
+WHOLE = (b"}\n\n\r\n", b"}\r\n\r\n\r\n")  # a chunk that ends with its event
+CODING_HEADERS = ("content-encoding", "transfer-encoding")
+DOCUMENT_STARTS = (b"{", b"[", b"<")
+MISSHAPEN = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+NO_TWIN = (b"\0", b"\0")  # no event begins or ends so
+SIZES = [b"%x\r\n" % size for size in range(2048)]  # chunk-size lines
+PLAIN = bytes(set(range(32, 127)) - set(b'"\\'))  # what stands for itself in a JSON string
+
+
+def around(data: bytes, choice: Mapping[str, Any]) -> Tuple[bytes, bytes]:
+    """The bytes before and after the text of an ordinary chunk; NO_TWIN for any other.
+
+    A later chunk with these around plain text means the same but for the text, so it need not be
+    decoded: half the cost of an event.
+    """
+    key, text = b'"text":', choice.get("text")
+    if text is None:
+        key, text = b'"content":', (choice.get("delta") or {}).get("content")
+    if choice.get("finish_reason") or type(text) is not str or data.count(key) != 1:
+        return NO_TWIN
+    start = data.find(b'"', data.find(key) + len(key)) + 1
+    raw = text.encode("utf-8", "replace")
+    end = start + len(raw)
+    if data[start:end] != raw or data[end : end + 1] != b'"' or raw.find(b'"') >= 0:
+        return NO_TWIN
+    return data[:start], data[end:]
+
+
+class Reply:
+    """One response to a streaming request, fed with timed reads. Nothing it is fed raises.
+
+    Times are int nanoseconds, those of the reads; absent ones are None.
+    """
+
+    __slots__ = (  # not a dict: a thousand of these must stay in the cache
+        "steady", "_twin", "event_ns", "coalesced", "_around", "_begun", "_body", "_broken",
+        "_document", "_failed", "_head", "_inflater", "_interim", "_keep_alive", "_lead",
+        "_over", "_sniffed", "_sse", "answer_ns", "bad_events", "cached_tokens", "done",
+        "encoding", "end_ns", "error", "finish_ns", "finish_reason", "first_tokens", "headers",
+        "n_in", "n_out", "reason", "retry_after", "server_message", "status", "usage_events",
+    )
+
+    def __init__(self) -> None:
+        """Wait for the head."""
+        self.status: Optional[int] = None
+        self.reason = ""
+        self.headers: Dict[str, str] = {}
+        self.event_ns = array.array("q")  # of each output event
+        self.answer_ns: Optional[int] = None  # the first output event that is not reasoning
+        self.finish_ns: Optional[int] = None  # finish_reason or [DONE], the first of them
+        self.end_ns: Optional[int] = None  # [DONE], an error, the body's end or the peer's close
+        self.coalesced = 0  # output events that shared a read with a later one: stamped late
+        self.n_in: Optional[int] = None
+        self.n_out: Optional[int] = None
+        self.cached_tokens: Optional[int] = None
+        self.first_tokens: Optional[int] = None  # n_out as the first output event gave it
+        self.usage_events = 0  # output events that carried n_out; N-k needs first_tokens and 2
+        self.finish_reason: Optional[str] = None
+        self.done = False  # [DONE] was seen
+        self.bad_events = 0
+        self.error = ""  # what went wrong, in one line
+        self.server_message = ""  # what the server said about it
+        self.encoding = ""  # content-encoding, though identity was asked for
+        self.retry_after = ""  # seconds or a date, as sent
+        self._twin = self._around = NO_TWIN  # around the text of a read, of an event
+        self._failed = ""  # "malformed" or "stream_error" once one is certain
+        self._head = bytearray()
+        self._interim = 0
+        self._body: Optional[Body] = None
+        self._inflater: Optional[Inflater] = None
+        self._sse = SseLines()
+        self._document: Optional[bytearray] = None  # a body that is not a stream
+        self._sniffed = False  # whether the body is known to be the one or the other
+        self._lead = bytearray()  # blank bytes before that is known
+        self._begun = False  # an event with data has come
+        self._broken = False  # the framing cannot be followed any more
+        self._keep_alive = False  # the head left the connection open
+        self._over = False  # the body or the connection has ended
+        self.steady = False  # between chunks and between events of a plain SSE body
+
+    # -- what the driver asks --
+
+    @property
+    def started(self) -> bool:
+        """Whether any byte has come; until then a reused connection may have been a dead one."""
+        return bool(self._head or self._interim or self._broken) or self._body is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no more need be read."""
+        return self.done or self._over or self._broken or bool(self._failed)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection may carry another request."""
+        body = self._body
+        if body is None or self._broken:
+            return False
+        framed = body.complete and not (body.until_close or body.leftover or body.ambiguous)
+        return framed and self._keep_alive
+
+    @property
+    def lingering(self) -> bool:
+        """Complete, but for the framing's end: a short wait for it may save the connection."""
+        framing = self._body is not None and not (self._body.complete or self._body.until_close)
+        return self.complete and framing and self._keep_alive and not (self._over or self._broken)
+
+    # -- bytes in --
+
+    def feed(self, data: bytes, at_ns: int) -> None:
+        """Take one read from the socket: head, framing and events."""
+        start = data.find(b"\n") + 1
+        size, (before, after) = len(data) - start - 2, self._twin
+        if size < len(SIZES) and data.startswith(before, start) and data.endswith(after):
+            said = data[start + len(before) : -len(after)]  # most often: one chunk like the last
+            if (said and self.steady and data.startswith(SIZES[size])
+                    and not said.translate(None, PLAIN)):
+                self.event_ns.append(at_ns)
+                return
+        known = len(self.event_ns)
+        at = self._twins(data, at_ns) if self.steady else 0
+        if at < len(data):
+            data = data[at:] if at else data
+            start = data.find(b"\n") + 1
+            event = data[start + 6 : -2].rstrip(b"\r\n")
+            if (  # one chunk with one event, though unlike the one before
+                self.steady
+                and data.endswith(WHOLE)
+                and data[:start] == b"%x\r\n" % (len(data) - start - 2)
+                and data.startswith(b"data: {", start)
+                and event.find(b"\n") < 0
+                and event.find(b"\r") < 0
+            ):
+                self._message(event, at_ns)
+            else:
+                self._feed(data, at_ns)
+            if self._around is not NO_TWIN:
+                self._twin = b"data: " + self._around[0], self._around[1] + b"\n\n\r\n"
+            self.coalesced += max(0, len(self.event_ns) - known - 1)
+
+    def _twins(self, data: bytes, at_ns: int) -> int:
+        """Count the chunks at the front that differ from an earlier one in their text alone.
+
+        Such a chunk need not be decoded. Returns how many bytes they take.
+        """
+        before, after = self._twin
+        at = events = 0
+        while True:
+            start = data.find(b"\n", at) + 1
+            stop = data.find(b"\n\r\n", start) + 3
+            if not (3 <= stop - start < len(SIZES) and data.startswith(before, start)
+                    and data.endswith(after, start, stop)):
+                break
+            said = data[start + len(before) : stop - len(after)]
+            if (not said or said.translate(None, PLAIN)
+                    or not data.startswith(SIZES[stop - start - 2], at)):
+                break
+            self.event_ns.append(at_ns)
+            events += 1
+            at = stop
+            if at == len(data):
+                self.coalesced += events - 1
+                break
+        return at
+
+    def feed_body(self, data: bytes, at_ns: int) -> None:
+        """Take one read of a body without its framing."""
+        if self._body is None:
+            self._body = Body(Head(("HTTP/1.1", "200", ""), {}), True)
+        before = len(self.event_ns)
+        try:
+            self._payload(data, at_ns)
+        except WireError as error:
+            self._fail("malformed", str(error), at_ns)
+        self.coalesced += max(0, len(self.event_ns) - before - 1)
+
+    def eof(self, at_ns: int) -> None:
+        """The peer closed: whatever is still held counts, and nothing more will come."""
+        if self._body is not None and self._body.until_close:
+            self._body.complete = True
+        before = len(self.event_ns)
+        self._end(at_ns)
+        self.coalesced += max(0, len(self.event_ns) - before - 1)
+
+    def _feed(self, data: bytes, at_ns: int) -> None:
+        try:
+            for piece in self._unframed(data):
+                for plain in self._inflater.feed(piece) if self._inflater else (piece,):
+                    self._payload(plain, at_ns)
+            if self._body is not None and self._body.fault:
+                raise WireError(self._body.fault)
+            if self._body is not None and self._body.complete:
+                self._end(at_ns)
+        except WireError as error:
+            self._fail("malformed", str(error), at_ns)
+        self.steady = (
+            self._sniffed
+            and not (self.complete or self._inflater or self._document is not None)
+            and self._body is not None
+            and self._body.idle
+            and self._sse.idle
+        )
+
+    def _unframed(self, data: bytes) -> List[bytes]:
+        """The body's pieces in one read."""
+        if self._broken or self._over:
+            self._broken = self._broken or bool(data)  # nothing is due: the next reply would be off
+            return []
+        if self._body is None:
+            self._head += data
+            if not self._take_heads():
+                return []
+            data = bytes(self._head)
+            self._head.clear()
+        return self._body.feed(data) if self._body is not None else []
+
+    def _take_heads(self) -> bool:
+        """Pass interim heads and read the final one; whether it was there."""
+        while True:
+            head = take_head(self._head)
+            if head is None:
+                return False
+            if not head.start[0].startswith("HTTP/"):
+                raise WireError("a request where a reply was due")
+            if not head.start[1].startswith("1"):
+                self._begin(head)
+                return True
+            self._interim += 1
+            if head.start[1] == "101" or self._interim > INTERIM_MAX:
+                raise WireError(f"{head.start[1]} instead of a reply")
+
+    def _begin(self, head: Head) -> None:
+        """Set out what the final head says about the body to come."""
+        self.status, self.reason = int(head.start[1]), printable(head.start[2])
+        self.headers = head.headers
+        self.retry_after = printable(head.headers.get("retry-after", ""))
+        options = header_list(head.headers, "connection")
+        persists = head.start[0] == "HTTP/1.1" or "keep-alive" in options
+        self._keep_alive = persists and "close" not in options
+        self._body = Body(head, True)
+        codings = [c for n in CODING_HEADERS for c in header_list(head.headers, n)]
+        self.encoding = ", ".join(c for c in codings if c not in ("identity", "chunked"))
+        if self.encoding:
+            self._inflater = Inflater(self.encoding)
+        if not self._success or "html" in head.headers.get("content-type", "").lower():
+            self._document, self._sniffed = bytearray(), True
+
+    @property
+    def _success(self) -> bool:
+        return self.status is None or 200 <= self.status < 300
+
+    # -- the body --
+
+    def _payload(self, data: bytes, at_ns: int) -> None:
+        """Body bytes, unframed and inflated: part of a stream or, by their start, a document."""
+        if not self._sniffed:
+            self._lead += data
+            start = self._lead.lstrip(BOM + b" \t\r\n")
+            if not start and len(self._lead) < KIB:
+                return
+            data, self._sniffed = bytes(self._lead), True
+            self._document = bytearray() if start.startswith(DOCUMENT_STARTS) else None
+        if self._document is not None:
+            self._keep(self._document, data, at_ns)
+            return
+        for event in self._sse.feed(data):
+            self._dispatch(event, at_ns)
+
+    def _keep(self, document: bytearray, data: bytes, at_ns: int) -> None:
+        room = (DOCUMENT_MAX if self._success else ERROR_BODY_MAX) - len(document)
+        document += data[:room]
+        if len(data) > room:
+            if self._success:
+                raise WireError(f"an answer of over {DOCUMENT_MAX} bytes that is not a stream")
+            self._end(at_ns)  # enough of an error page
+
+    def _dispatch(self, event: Sse, at_ns: int) -> None:
+        """Sort out one event; chunks go on to _message. Nothing counts after the stream's end."""
+        data = event.data.strip()
+        if data == b"[DONE]" and event.name != b"error":
+            self.done = True
+            self.finish_ns = at_ns if self.finish_ns is None else self.finish_ns
+            self.end_ns = at_ns if self.end_ns is None else self.end_ns
+        if self.done or self._failed:
+            return
+        if event.name == b"error":
+            self._report(data or event.comment.strip() or b"event: error", at_ns)
+        elif event.name == STRAY:
+            self._report(data, at_ns, certain=False)
+        elif data not in (b"", b"null") and event.name not in HEARTBEATS:
+            self._begun = True
+            self._message(data, at_ns)
+
+    def _message(self, data: bytes, at_ns: int) -> None:
+        """Count one chunk. The hot path: each line here costs every event."""
+        try:
+            text = data.decode("utf-8", "replace")
+            message, end = raw_decode(text)
+            if end != len(text):
+                raise ValueError("more than one JSON value")
+            choices = message.get("choices")
+            choice, kind = {}, NOTHING
+            if choices:
+                choice = choices[0]
+                if choice.get("index"):  # only choice 0 counts, wherever it stands
+                    choice = next((c for c in choices if not c.get("index")), {})
+                kind = chunk_output(choice)
+                if kind:
+                    self.event_ns.append(at_ns)
+                    if kind == ANSWER and self.answer_ns is None:
+                        self.answer_ns = at_ns
+            usage = message.get("usage")
+            if kind == ANSWER and not usage and len(choices) == 1:
+                self._around = around(data, choice)
+            if choice.get("finish_reason"):
+                self._finish(choice["finish_reason"], at_ns)
+                usage = usage or choice.get("usage") or (message.get("x_groq") or {}).get("usage")
+            if usage:
+                self._count(usage, kind)
+            if not choices or message.get("error"):
+                self._report(data, at_ns, certain=False)
+        except MISSHAPEN:
+            self._misshapen(data)
+
+    def _misshapen(self, data: bytes) -> None:
+        """Note an event that is no chunk, unless the end of the body has cut it short."""
+        if self._over and (data.startswith(b"{") or b"[DONE]".startswith(data)):
+            return
+        self.bad_events += 1
+        if not self.error:
+            self.server_message = printable(data[:KIB].decode("utf-8", "replace"))
+            self.error = f"not a chunk: {self.server_message}"[:MESSAGE_MAX]
+
+    def _finish(self, reason: Any, at_ns: int) -> None:
+        reason = reason.get("type") if type(reason) is dict else reason
+        self.finish_reason = printable(str(reason), 60)
+        self.finish_ns = at_ns if self.finish_ns is None else self.finish_ns
+
+    def _count(self, usage: Any, kind: int) -> None:
+        """Keep the integers of a usage object; null and absent ones leave what was known."""
+        if type(usage) is not dict:
+            return
+        details = usage.get("prompt_tokens_details")
+        cached = token_count(details.get("cached_tokens")) if type(details) is dict else None
+        n_in = token_count(usage.get("prompt_tokens"))
+        n_out = token_count(usage.get("completion_tokens"))
+        self.n_in = self.n_in if n_in is None else n_in
+        self.n_out = self.n_out if n_out is None else n_out
+        self.cached_tokens = self.cached_tokens if cached is None else cached
+        if kind and n_out is not None:
+            self.usage_events += 1
+            if len(self.event_ns) == 1:
+                self.first_tokens = n_out
+
+    def _report(self, data: bytes, at_ns: int, certain: bool = True) -> None:
+        """Fail the stream if `data` is an error object, or anyhow when that is certain."""
+        found, code, said = error_of(parsed(data))
+        if found or certain:
+            self.server_message = said or printable(data[:KIB].decode("utf-8", "replace"))
+            why = f"{code}: {self.server_message}" if code else self.server_message
+            self._fail("stream_error", why[:MESSAGE_MAX], at_ns)
+
+    def _fail(self, failed: str, why: str, at_ns: int) -> None:
+        """Settle the class, once; after [DONE] a fault costs only the connection."""
+        self.steady = False
+        self._broken = self._broken or failed == "malformed"
+        if not (self.done or self._failed):
+            self._failed, self.error = failed, why
+        self.end_ns = at_ns if self.end_ns is None else self.end_ns
+
+    def _end(self, at_ns: int) -> None:
+        """The body is over, or as much of it as will come."""
+        if self._over:
+            return
+        self._over = True
+        self.end_ns = at_ns if self.end_ns is None else self.end_ns
+        if self._document is not None:
+            self._read_document(bytes(self._document), at_ns)
+            return
+        for event in self._sse.end():
+            self._dispatch(event, at_ns)
+
+    def _read_document(self, document: bytes, at_ns: int) -> None:
+        """Learn what there is to learn from a body that is not a stream."""
+        document = document.lstrip(BOM + b" \t\r\n")
+        document = document[5:].strip() if document.startswith(b"data:") else document
+        message = parsed(document)
+        found, _, said = error_of(message)
+        if self._success and found:
+            self._report(document, at_ns)
+        elif self._success and type(message) is dict:
+            self._count(message.get("usage"), NOTHING)
+            choices = message.get("choices")
+            choice = choices[0] if type(choices) is list and choices else None
+            if type(choice) is dict and choice.get("finish_reason"):
+                self._finish(choice["finish_reason"], at_ns)
+        else:
+            line = document[: 4 * KIB].partition(b"\n")[0].decode("utf-8", "replace")
+            self.server_message = said or printable(line)
+
+    # -- the verdict --
+
+    def outcome(self) -> Tuple[str, str]:
+        """The class of the request and why, from what has arrived; for when it is over."""
+        if self._body is None:
+            at = "inside the head" if self._head else "before any reply"
+            failed = self._failed or ("truncated" if self._head else "empty")
+            return failed, self.error or f"the connection closed {at}"
+        if not self._success:
+            return self._status_outcome()
+        said = f": {self.server_message}" if self.server_message else ""
+        kind = self.headers.get("content-type", "no content-type")
+        other = bool(self._document) or (not self._sse.known and bool(self._sse.stray))
+        finish = FINISH_CLASS.get(self.finish_reason or "", "")
+        verdicts = (  # the first that holds
+            (self._failed, self._failed, self.error),
+            (self.bad_events, "malformed", self.error),
+            (other, "not_stream", f"{printable(kind, 60)} instead of an event stream{said}"),
+            (finish, finish, f"finish_reason {self.finish_reason}"),
+            (not self._begun and not self.done, "empty", "a body without events"),
+            (self.finish_ns is None, "truncated", "no finish_reason and no [DONE]"),
+            (not self.event_ns and not self.n_out, "empty", "an end without output"),
+        )
+        return next(((name, why) for holds, name, why in verdicts if holds), ("ok", ""))
+
+    def _status_outcome(self) -> Tuple[str, str]:
+        if 300 <= (self.status or 0) < 400:
+            to = self.headers.get("location", "")
+            return "redirect", f"{self.status} to {redirect_host(to) or 'nowhere'}"
+        said = self.server_message or self.reason
+        return "http_status", f"{self.status} {said}".strip()[:MESSAGE_MAX]
+
+
+# ---- 6. The driver -----------------------------------------------------------------------------
+# The only client sockets. The kernel stamps what arrives, so a read's time does not depend on when
+# it is looked at. An ordinary read is parsed at once: where it differs from an earlier one in its
+# text alone (Reply.feed), that costs less than keeping it, whose bytes would leave the cache.
+
+READABLE, WRITABLE = 1, 2  # as in selectors
+SO_TIMESTAMPNS = 35  # Linux: each read then carries the time at which the kernel received it,
+STAMP = struct.Struct("qq")  # as seconds and nanoseconds of the real-time clock
+READ_BYTES = 65536
+TURN = 64  # sockets handled between looks at what is due
+SWEEP_S = 0.25  # how often timeouts are looked at
+BATCH_S = 0.0005  # reads wait so long for company: the kernel's stamps do not mind
+GRACE_S = 2.0  # after finish_reason for usage and [DONE] (they may never come)
+DRAIN_S = 2.0  # after Ctrl-C for what is in flight
+LINGER_S = 0.1  # after [DONE] for the end of the body, which frees the connection
+IDLE_S = 3.5  # servers drop idle connections after 5 s; ours go first
+HANDSHAKE_BYTES = 1 << 20
+
+
+class Timeouts(NamedTuple):
+    """The four limits on a request [s]."""
+
+    connect_s: float
+    first_output_s: float  # from sent to the first output event
+    stall_s: float  # between output events
+    total_s: float  # from sent to the end
+
+
+class Record:
+    """What became of one request. Times in ns of the monotonic clock; None where there is none."""
+
+    __slots__ = ("answer_ns", "cached_tokens", "coalesced", "connect_s", "cls", "due_ns", "error",
+                 "event_ns", "events", "finish_reason", "first_ns", "id", "itl_max_s", "last_ns",
+                 "measured", "n_in", "n_in_planned", "n_out", "n_out_estimated", "n_out_planned",
+                 "ready_ns", "resent", "reused", "run", "sent_ns", "status", "end_ns")
+
+    def __init__(self, planned: Planned, run: int, due_ns: int, measured: bool) -> None:
+        """A request that is due and not yet sent."""
+        self.id, self.run, self.due_ns, self.measured = planned.id, run, due_ns, measured
+        self.n_in_planned, self.n_out_planned = planned.n_in, planned.n_out
+        self.cls, self.error = "unsent", "never sent"
+        self.ready_ns = due_ns  # when the load let it go: due, or when a slot came free
+        self.sent_ns: Optional[int] = None
+        self.first_ns: Optional[int] = None
+        self.last_ns: Optional[int] = None
+        self.answer_ns: Optional[int] = None
+        self.end_ns: Optional[int] = None
+        self.n_in: Optional[int] = None
+        self.n_out: Optional[int] = None
+        self.n_out_estimated = False
+        self.cached_tokens: Optional[int] = None
+        self.status: Optional[int] = None
+        self.finish_reason: Optional[str] = None
+        self.connect_s: Optional[float] = None  # of a connection opened for it after it was due
+        self.itl_max_s: Optional[float] = None
+        self.events = self.coalesced = 0
+        self.resent = self.reused = False
+        self.event_ns = array.array("q")
+
+    def take(self, reply: Reply) -> None:
+        """Copy what the reply holds."""
+        stamps = reply.event_ns
+        self.event_ns, self.events = stamps, len(stamps)
+        if stamps:
+            self.first_ns, self.last_ns = stamps[0], stamps[-1]
+            self.itl_max_s = max((b - a for a, b in zip(stamps, stamps[1:])), default=None)
+            if self.itl_max_s is not None:
+                self.itl_max_s *= NS
+        self.answer_ns, self.coalesced = reply.answer_ns, reply.coalesced
+        self.n_in, self.cached_tokens = reply.n_in, reply.cached_tokens
+        self.n_out, self.n_out_estimated = reply.n_out, False
+        if self.n_out is None and stamps:
+            self.n_out, self.n_out_estimated = len(stamps), True
+        self.status, self.finish_reason = reply.status, reply.finish_reason
+
+    @property
+    def ok(self) -> bool:
+        """Whether it succeeded."""
+        return self.cls == "ok"
+
+    def since(self, end_ns: Optional[int], start_ns: Optional[int]) -> Optional[float]:
+        """Seconds between two of its times; None where either is absent or it failed."""
+        if end_ns is None or start_ns is None or not self.ok:
+            return None
+        return (end_ns - start_ns) * NS
+
+    @property
+    def tpot_s(self) -> Optional[float]:
+        """(E2E - TTFT) / (n_out - 1); None when fewer than two tokens came."""
+        if not self.ok or self.first_ns is None or self.last_ns is None or (self.n_out or 0) < 2:
+            return None
+        return (self.last_ns - self.first_ns) * NS / ((self.n_out or 0) - 1)
+
+    def row(self, start_ns: int) -> Dict[str, Any]:
+        """The line of requests.jsonl, times in seconds from the run's start."""
+        def at(stamp: Optional[int]) -> Optional[float]:
+            return None if stamp is None else round((stamp - start_ns) * NS, 9)
+
+        def span(value: Optional[float]) -> Optional[float]:
+            return None if value is None else round(value, 9)
+
+        return {
+            "run": self.run, "id": self.id, "class": self.cls, "error": self.error or None,
+            "due_s": at(self.due_ns), "sent_s": at(self.sent_ns), "first_s": at(self.first_ns),
+            "last_s": at(self.last_ns), "n_in": self.n_in, "n_in_planned": self.n_in_planned,
+            "n_out": self.n_out, "n_out_estimated": self.n_out_estimated,
+            "n_out_planned": self.n_out_planned, "events": self.events,
+            "ttft_s": span(self.since(self.first_ns, self.due_ns)),
+            "ttft_from_sent_s": span(self.since(self.first_ns, self.sent_ns)),
+            "ttfo_s": span(self.since(self.answer_ns, self.due_ns)), "tpot_s": span(self.tpot_s),
+            "e2e_s": span(self.since(self.last_ns, self.due_ns)),
+            "e2e_from_sent_s": span(self.since(self.last_ns, self.sent_ns)),
+            "itl_max_s": span(self.itl_max_s), "cached_tokens": self.cached_tokens,
+            "status": self.status, "finish_reason": self.finish_reason,
+            "measured": self.measured, "coalesced": self.coalesced,
+            "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent}
+
+
+class Clocks:
+    """The monotonic clock, and the way from kernel stamps (real-time clock) to it."""
+
+    def __init__(self) -> None:
+        """Take the offset between the clocks for the first time."""
+        self.offset_ns = self._measure()
+        self.jump_ns = 0
+
+    @staticmethod
+    def _measure() -> int:
+        """real-time - monotonic [ns], from the tightest of a few pairs of readings."""
+        best = None
+        for _ in range(5):
+            before, real, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+            if best is None or after - before < best[0]:
+                best = (after - before, real - (before + after) // 2)
+        return best[1] if best else 0
+
+    def retake(self) -> None:
+        """Follow the real-time clock; remember the largest jump beyond a slew."""
+        offset = self._measure()
+        self.jump_ns = max(self.jump_ns, abs(offset - self.offset_ns))
+        self.offset_ns = offset
+
+
+class Channel:
+    """One socket of the driver and the request on it, if any."""
+
+    __slots__ = ("fd", "idle_ns", "opened_ns", "out", "reads", "receive", "record",
+                 "reply", "request", "sock", "state", "tls", "uses")
+
+    def __init__(self, sock: socket.socket, now_ns: int) -> None:
+        """A socket that has begun to connect."""
+        self.sock, self.fd, self.opened_ns = sock, sock.fileno(), now_ns
+        self.receive = sock.recvmsg_into
+        self.state = CONNECTING
+        self.tls: Optional[Tls] = None
+        self.out: bytes = b""
+        self.reads: List[bytes] = []  # of a proxy's answer, while the tunnel is opened
+        self.record: Optional[Record] = None
+        self.reply: Optional[Reply] = None
+        self.request: bytes = b""
+        self.uses, self.idle_ns = 0, now_ns
+
+
+CONNECTING, HANDSHAKE, IDLE, BUSY, LINGERING = range(5)  # lingering: over, but for the framing
+
+
+class Tls:
+    """TLS over memory, so that the socket is still read by recvmsg with its stamps."""
+
+    def __init__(self, context: Any, host: str) -> None:
+        """A client's side of a handshake that has not begun."""
+        import ssl
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.object = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
+        self.want = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+        self.error = ssl.SSLError
+
+    def handshake(self) -> bool:
+        """Go on with the handshake; True when it is done. Raises ssl.SSLError."""
+        try:
+            self.object.do_handshake()
+        except self.want:
+            return False
+        return True
+
+    def decrypt(self, data: bytes) -> bytes:
+        """The plain bytes that these encrypted ones complete."""
+        self.incoming.write(data)
+        plain = []
+        while True:
+            try:
+                part = self.object.read(READ_BYTES)
+            except self.want:
+                break
+            if not part:
+                break
+            plain.append(part)
+        return b"".join(plain)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """The encrypted bytes of these plain ones."""
+        if data:
+            self.object.write(data)
+        return self.outgoing.read()
+
+
+class Poller:
+    """Readiness of sockets: epoll where there is one, else what selectors offers."""
+
+    def __init__(self) -> None:
+        """Nothing registered."""
+        self.epoll = select.epoll() if hasattr(select, "epoll") else None
+        if self.epoll is None:
+            import selectors
+            self.selector = selectors.DefaultSelector()
+
+    def watch(self, fd: int, write: bool, new: bool = False) -> None:
+        """Wait for reads, and for room to write where asked."""
+        if self.epoll is not None:
+            mask = select.EPOLLIN | (select.EPOLLOUT if write else 0)
+            (self.epoll.register if new else self.epoll.modify)(fd, mask)
+        else:
+            (self.selector.register if new else self.selector.modify)(fd, 1 | (2 if write else 0))
+
+    def forget(self, fd: int) -> None:
+        """Stop waiting for a socket."""
+        if self.epoll is not None:
+            self.epoll.unregister(fd)
+        else:
+            self.selector.unregister(fd)
+
+    def poll(self, timeout_s: float) -> Sequence[Tuple[int, int]]:
+        """(descriptor, mask) of what is ready; bit 4 of the mask is room to write, as in epoll."""
+        if self.epoll is not None:
+            return self.epoll.poll(timeout_s, 4096)
+        return [(key.fd, 4 if mask & 2 else 1) for key, mask in self.selector.select(timeout_s)]
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        (self.epoll or self.selector).close()
+
+
+class Wiring(NamedTuple):
+    """How to reach the target: the address pinned, TLS, a proxy in between, the limits."""
+
+    family: int
+    address: Optional[Tuple[Any, ...]]  # None: the name did not resolve
+    dns_error: str
+    tls: Any  # an ssl.SSLContext, or None
+    proxy_connect: bytes  # the CONNECT request that opens a tunnel, or b""
+    timeouts: Timeouts
+
+
+class ClientHealth:
+    """How well the client itself did: what the verdict needs."""
+
+    def __init__(self) -> None:
+        """Nothing seen."""
+        self.lag_s = array.array("d")  # sent - ready, a request
+        self.busy_s = array.array("d")  # one turn of the loop between two waits
+        self.cpu_s = self.wall_s = 0.0
+        self.events = self.coalesced = self.resent = self.clock_jump_ns = 0
+        self.opened = self.reused = 0
+        self.kernel_stamps = False
+        self.peak_rss_bytes = 0
+        self.interrupted = False
+
+
+class Outgoing(NamedTuple):
+    """A planned request with its bytes."""
+
+    planned: Planned
+    data: bytes
+
+
+class Source:
+    """The requests of one plan, or of a worker's share of it, as they come due."""
+
+    def __init__(self, plan: Plan, run: int, make: Callable[[Planned], bytes], shard: int = 0,
+                 shards: int = 1, all_over: Callable[[bool], bool] = bool) -> None:
+        """all_over(mine) tells whether every worker's measured requests have ended."""
+        self.plan, self.run, self.make, self.all_over = plan, run, make, all_over
+        self.shard, self.shards = shard, shards
+        share = plan.requests[shard::shards]
+        self.ready: Deque[Outgoing] = collections.deque(Outgoing(p, make(p)) for p in share)
+        self.more = (None if plan.load.num_requests is not None
+                     else self._later(len(plan.requests)))
+        self.start_ns = 0
+
+    def _later(self, known: int) -> Iterator[Outgoing]:
+        """The share of the requests beyond those prepared, made as they are needed."""
+        for planned in schedule(self.plan.load, self.plan.work, self.plan.seed):
+            if planned.id >= known and planned.id % self.shards == self.shard:
+                yield Outgoing(planned, self.make(planned))
+
+    def next_ns(self, now_ns: int, driver: Driver) -> Optional[int]:
+        """When the next request is due [ns]; None when no more will come."""
+        if self.more is not None:
+            closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
+            if closed and self.all_over(driver.measured_open == 0):
+                return None
+            if not self.ready:
+                self.ready.append(next(self.more))
+        if not self.ready:
+            return None
+        if self.plan.load.closed:
+            return now_ns
+        return self.start_ns + round(self.ready[0].planned.due_s / NS)
+
+    def take(self, now_ns: int) -> Tuple[Outgoing, Record]:
+        """The next request, and its record."""
+        out = self.ready.popleft()
+        due_ns = (now_ns if self.plan.load.closed
+                  else self.start_ns + round(out.planned.due_s / NS))
+        measured = self.plan.measured((due_ns - self.start_ns) * NS)
+        return out, Record(out.planned, self.run, due_ns, measured)
+
+    def unsent(self, now_ns: int) -> List[Record]:
+        """Records of what was due by now and never let go."""
+        found = []
+        while self.ready and not self.plan.load.closed and (
+                self.start_ns + round(self.ready[0].planned.due_s / NS) <= now_ns):
+            found.append(self.take(now_ns)[1])
+        self.ready.clear()
+        return found
+
+    def abandons(self, driver: Driver) -> bool:
+        """Whether what is in flight is of no interest: window mode, all measured ones ended."""
+        return self.more is not None and driver.stopped_ns is None
+
+
+class Driver:
+    """Sends the requests of one plan (or its share) and records what comes back."""
+
+    def __init__(self, wiring: Wiring, host: str, load: Load, run: int,
+                 on_record: Callable[[Record], None]) -> None:
+        """on_record gets each record as its request ends."""
+        self.wiring, self.host, self.load, self.run_index = wiring, host, load, run
+        self.on_record = on_record
+        self.poller, self.clocks, self.health = Poller(), Clocks(), ClientHealth()
+        self.conns: Dict[int, Channel] = {}
+        self.idle: List[Channel] = []
+        self.opening = 0
+        self.waiting: Deque[Tuple[Outgoing, Record]] = collections.deque()
+        self.in_flight = 0
+        self.done = self.failed = self.measured_open = 0
+        self.start_ns = 0
+        self.stopped_ns: Optional[int] = None
+        self.no_room = ""
+        self.view = memoryview(bytearray(READ_BYTES))
+        self.buffers = [self.view]
+
+    # -- connections
+
+    def open(self, now_ns: int) -> Optional[Channel]:
+        """Begin one more connection; None with `no_room` set when the machine has no more."""
+        wiring = self.wiring
+        try:
+            sock = socket.socket(wiring.family, socket.SOCK_STREAM)
+        except OSError as error:
+            self.no_room = f"no descriptor for another connection: {error.strerror}"
+            return None
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform.startswith("linux"):
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                self.health.kernel_stamps = True
+            except OSError:
+                self.health.kernel_stamps = False
+        conn = Channel(sock, now_ns)
+        code = sock.connect_ex(wiring.address or ())
+        if code == errno.EADDRNOTAVAIL:
+            sock.close()
+            self.no_room = "no port for another connection (all are in use or in TIME_WAIT)"
+            return None
+        self.conns[conn.fd] = conn
+        self.poller.watch(conn.fd, write=True, new=True)
+        self.opening += 1
+        self.health.opened += 1
+        return conn
+
+    def close(self, conn: Channel) -> None:
+        """Drop a connection."""
+        if self.conns.pop(conn.fd, None) is None:
+            return
+        if conn.state < IDLE:
+            self.opening -= 1
+        elif conn.state == IDLE:
+            self.idle.remove(conn)
+        self.poller.forget(conn.fd)
+        conn.sock.close()
+
+    def advance(self, conn: Channel, now_ns: int) -> None:
+        """A connecting socket has become ready: connected, refused, or on with the handshake."""
+        if conn.state == CONNECTING:
+            code = conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                kind = "connect_timeout" if code == errno.ETIMEDOUT else "refused"
+                self.lost(conn, kind, os.strerror(code), now_ns)
+                return
+            conn.state = HANDSHAKE
+            if self.wiring.proxy_connect:
+                conn.out = self.wiring.proxy_connect
+            elif self.wiring.tls:
+                conn.tls = Tls(self.wiring.tls, self.host)
+        if conn.state == HANDSHAKE:
+            self.shake(conn, now_ns)
+
+    def shake(self, conn: Channel, now_ns: int) -> None:
+        """Go on opening: the proxy's tunnel, then TLS; idle when nothing is left to do."""
+        if self.wiring.proxy_connect and conn.tls is None:
+            if not self.flush(conn, now_ns) or not self.tunnelled(conn, now_ns):
+                return
+            if self.wiring.tls:
+                conn.tls = Tls(self.wiring.tls, self.host)
+        if conn.tls is not None:
+            try:
+                if not self.tls_step(conn):
+                    return
+            except conn.tls.error as error:
+                reason = getattr(error, "verify_message", "") or error.reason or str(error)
+                self.lost(conn, "tls", f"{reason}; --ca-file or --insecure", now_ns)
+                return
+            except OSError as error:
+                self.lost(conn, "tls", error.strerror or str(error), now_ns)
+                return
+        conn.state, conn.idle_ns = IDLE, now_ns
+        self.opening -= 1
+        self.idle.append(conn)
+        self.poller.watch(conn.fd, write=False)
+
+    def tunnelled(self, conn: Channel, now_ns: int) -> bool:
+        """Whether the proxy has opened the tunnel; its refusal ends the connection."""
+        try:
+            data = conn.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.lost(conn, "refused", f"proxy: {error.strerror}", now_ns)
+            return False
+        conn.reads.append(data)
+        try:
+            head = take_head(bytearray(b"".join(conn.reads)))
+        except WireError as error:
+            self.lost(conn, "malformed", f"proxy: {error}", now_ns)
+            return False
+        if head is None and data:
+            return False
+        conn.reads = []
+        if head is None or head.start[1][:1] != "2":
+            self.lost(conn, "refused", f"proxy answered {' '.join(head.start[1:]) if head else ''}",
+                      now_ns)
+            return False
+        return True
+
+    def tls_step(self, conn: Channel) -> bool:
+        """Exchange what the handshake has; True when it is done. Raises ssl.SSLError, OSError."""
+        tls = conn.tls
+        assert tls is not None
+        while True:
+            done = tls.handshake()
+            conn.out += tls.outgoing.read()
+            if conn.out:
+                with contextlib.suppress(BlockingIOError):
+                    conn.out = conn.out[conn.sock.send(conn.out):]
+            if done and not conn.out:
+                return True
+            try:
+                data = conn.sock.recv(READ_BYTES)
+            except BlockingIOError:
+                self.poller.watch(conn.fd, write=bool(conn.out))
+                return False
+            if not data:
+                raise OSError(errno.ECONNRESET, "closed during the TLS handshake")
+            tls.incoming.write(data)
+
+    def lost(self, conn: Channel, kind: str, why: str, now_ns: int) -> None:
+        """A connection could not be opened: the longest waiting request fails with it."""
+        self.close(conn)
+        if self.waiting:
+            _, record = self.waiting.popleft()
+            self.finish(record, kind, why, now_ns)
+
+    # -- sending
+
+    def due(self, out: Outgoing, record: Record, now_ns: int) -> None:
+        """A request is due and the load lets it go: send it, or have it wait for a connection."""
+        record.ready_ns = max(record.due_ns, now_ns) if self.load.concurrency else record.due_ns
+        self.in_flight += 1
+        if self.wiring.address is None:
+            self.finish(record, "dns", self.wiring.dns_error, now_ns)
+        elif self.idle:
+            self.send(self.idle.pop(), out, record, now_ns)
+        else:
+            self.waiting.append((out, record))
+            if self.opening < len(self.waiting) and self.open(now_ns) is None \
+                    and not self.opening:
+                self.waiting.pop()
+                self.finish(record, "client_limit", self.no_room, now_ns)
+
+    def send(self, conn: Channel, out: Outgoing, record: Record, now_ns: int) -> None:
+        """Put a request on a connection that stands."""
+        conn.state, conn.record, conn.reply, conn.request = BUSY, record, Reply(), out.data
+        conn.reads = []
+        record.reused = conn.uses > 0
+        self.health.reused += record.reused
+        conn.uses += 1
+        if conn.opened_ns > record.due_ns:
+            record.connect_s = (now_ns - conn.opened_ns) * NS
+        data = conn.tls.encrypt(out.data) if conn.tls else out.data
+        stamp_ns = time.perf_counter_ns()
+        try:
+            written = conn.sock.send(data)
+        except BlockingIOError:
+            written = 0
+        except OSError as error:
+            self.broken(conn, error.strerror or str(error), now_ns)
+            return
+        if record.sent_ns is None:
+            record.sent_ns = stamp_ns
+            self.health.lag_s.append(max(0, stamp_ns - record.ready_ns) * NS)
+        if written < len(data):
+            conn.out = data[written:]
+            self.poller.watch(conn.fd, write=True)
+
+    def flush(self, conn: Channel, now_ns: int) -> bool:
+        """Write what is left to write; True when all of it is out."""
+        if conn.out:
+            try:
+                conn.out = conn.out[conn.sock.send(conn.out):]
+            except BlockingIOError:
+                return False
+            except OSError:
+                conn.out = b""  # the answer may still be read: a 413, say, before all was sent
+        if not conn.out and conn.state == BUSY:
+            self.poller.watch(conn.fd, write=False)
+        return not conn.out
+
+    # -- receiving
+
+    def take(self, conn: Channel, data: bytes, at_ns: int, now_ns: int) -> None:
+        """Hand a read to its reply; end the request when the reply is complete."""
+        reply = conn.reply
+        if reply is None:
+            return
+        if conn.tls is not None:
+            try:
+                data = conn.tls.decrypt(data)
+            except conn.tls.error as error:
+                self.end(conn, "malformed", f"TLS: {error}", now_ns)
+                return
+        reply.feed(data, at_ns)
+        if reply.complete:
+            self.end(conn, *reply.outcome(), now_ns)
+
+    def gone(self, conn: Channel, why: str, now_ns: int) -> None:
+        """The server closed or reset a connection."""
+        if conn.state in (IDLE, LINGERING):
+            self.close(conn)
+        elif conn.state < IDLE:
+            self.lost(conn, "tls" if conn.tls else "refused", why or "closed by the server", now_ns)
+        elif conn.record is not None and conn.reply is not None:
+            if not conn.reply.started and conn.record.reused and not conn.record.resent:
+                self.resend(conn, now_ns)
+                return
+            conn.reply.eof(now_ns)
+            kind, text = conn.reply.outcome()
+            if not conn.reply.started:
+                kind, text = "truncated", why or "closed before it answered"
+            elif why and kind in ("truncated", "empty"):
+                kind, text = "truncated", why
+            self.end(conn, kind, text, now_ns)
+
+    def broken(self, conn: Channel, why: str, now_ns: int) -> None:
+        """A send failed on a connection that stood."""
+        record = conn.record
+        if record is not None and record.reused and not record.resent:
+            self.resend(conn, now_ns)
+        else:
+            self.end(conn, "truncated", why, now_ns)
+
+    def resend(self, conn: Channel, now_ns: int) -> None:
+        """Once more on a new connection: the server had closed this one before a byte came."""
+        record, data = conn.record, conn.request
+        assert record is not None
+        conn.record = conn.reply = None
+        self.close(conn)
+        record.resent = True
+        self.health.resent += 1
+        planned = Planned(record.id, 0.0, record.n_in_planned, record.n_out_planned, 0)
+        fresh = self.open(now_ns)
+        if fresh is None:
+            self.finish(record, "client_limit", self.no_room, now_ns)
+        else:
+            self.waiting.appendleft((Outgoing(planned, data), record))
+
+    def end(self, conn: Channel, kind: str, why: str, now_ns: int) -> None:
+        """The request on a connection is over; keep the connection if it can carry another."""
+        record, reply = conn.record, conn.reply
+        assert record is not None and reply is not None
+        record.take(reply)
+        conn.record, conn.request, conn.idle_ns = None, b"", now_ns
+        if kind in ("stalled", "timeout", "cancelled") or conn.out:
+            self.close(conn)
+        elif reply.lingering:
+            conn.state = LINGERING
+        else:
+            self.settle(conn)
+        self.finish(record, kind, why, now_ns)
+
+    def settle(self, conn: Channel) -> None:
+        """The answer's framing is over too: the connection is free for the next, or closed."""
+        reusable = conn.reply is not None and conn.reply.reusable
+        conn.reply = None
+        if reusable:
+            conn.state = IDLE
+            self.idle.append(conn)
+        else:
+            self.close(conn)
+
+    def finish(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """Class a request and hand its record on."""
+        record.cls, record.error, record.end_ns = kind, why if kind != "ok" else "", now_ns
+        self.in_flight -= 1
+        self.done += 1
+        self.failed += kind != "ok"
+        self.measured_open -= record.measured
+        self.health.events += record.events
+        self.health.coalesced += record.coalesced
+        self.on_record(record)
+
+    # -- time
+
+    def sweep(self, now_ns: int) -> None:
+        """Look at every limit: connecting, first output, stall, total, grace, idle."""
+        limits = self.wiring.timeouts
+        for conn in list(self.conns.values()):
+            if conn.state < IDLE:
+                if (now_ns - conn.opened_ns) * NS > limits.connect_s:
+                    self.lost(conn, "connect_timeout", f"no connection within "
+                              f"{limits.connect_s:g} s", now_ns)
+                continue
+            if conn.state != BUSY:
+                if (now_ns - conn.idle_ns) * NS > (IDLE_S if conn.state == IDLE else LINGER_S):
+                    self.close(conn)
+                continue
+            record, reply = conn.record, conn.reply
+            if record is None or reply is None or record.sent_ns is None:
+                continue
+            self.limit(conn, record, reply, now_ns)
+
+    def limit(self, conn: Channel, record: Record, reply: Reply, now_ns: int) -> None:
+        """End a request that is past one of its limits."""
+        limits = self.wiring.timeouts
+        age_s = (now_ns - (record.sent_ns or now_ns)) * NS
+        silent_s = (now_ns - output_ns(record, reply)) * NS
+        if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
+            reply.eof(now_ns)
+            self.end(conn, *reply.outcome(), now_ns)
+        elif age_s > limits.total_s:
+            self.end(conn, "timeout", f"not over within {limits.total_s:g} s (total)", now_ns)
+        elif not reply.event_ns and age_s > limits.first_output_s:
+            self.end(conn, "timeout", f"no output within {limits.first_output_s:g} s (first "
+                     "output)", now_ns)
+        elif reply.event_ns and silent_s > limits.stall_s:
+            self.end(conn, "stalled", f"no output for {limits.stall_s:g} s (stall)", now_ns)
+
+    def top_up(self, spare: int, now_ns: int) -> None:
+        """Keep so many connections ready beyond those in use, a few at a time."""
+        missing = spare - len(self.idle) - self.opening
+        for _ in range(min(missing, 32)):
+            if self.wiring.address is None or self.open(now_ns) is None:
+                return
+
+    def prepare(self, connections: int) -> None:
+        """Open connections before the clock starts, so that the first requests find them."""
+        if self.wiring.address is None:
+            return
+        end_ns = time.perf_counter_ns() + round(self.wiring.timeouts.connect_s / NS)
+        wanted = connections
+        while len(self.idle) < wanted and time.perf_counter_ns() < end_ns:
+            now_ns = time.perf_counter_ns()
+            if not self.opening:
+                before = self.health.opened
+                self.top_up(wanted, now_ns)
+                if self.health.opened - before < 1:
+                    return
+            ready = len(self.idle)
+            self.handle(self.poller.poll(0.1), time.perf_counter_ns())
+            if not self.opening and len(self.idle) == ready:
+                return  # refused: the requests will find out for themselves
+
+    def drive(self, source: Source, spare: int, progress: Callable[[Driver], None],
+              stop: Callable[[], bool]) -> None:
+        """Run until the source has ended and nothing is in flight, or until stopped."""
+        clock, poll = time.perf_counter_ns, self.poller.poll
+        busy_s, sweep_ns, second_ns, woke_ns = self.health.busy_s.append, 0, 0, clock()
+        batch = self.health.kernel_stamps
+        ready: Sequence[Tuple[int, int]] = ()
+        while True:
+            now_ns = clock()
+            next_ns = self.dispatch(source, now_ns, stop)
+            if now_ns >= sweep_ns:
+                self.sweep(now_ns)
+                self.top_up(spare, now_ns)
+                progress(self)
+                sweep_ns = now_ns + round(SWEEP_S / NS)
+                if now_ns >= second_ns:
+                    self.clocks.retake()
+                    second_ns = now_ns + round(1 / NS)
+            if next_ns is None and (not self.in_flight or source.abandons(self)):
+                return
+            rested_ns = clock()
+            busy_s((rested_ns - woke_ns) * NS)
+            wait_s = (min(sweep_ns, next_ns or sweep_ns) - rested_ns) * NS
+            if batch and wait_s > 2 * BATCH_S and len(ready) < TURN:
+                time.sleep(BATCH_S)
+                wait_s -= BATCH_S
+            # epoll counts in milliseconds: wait short of the deadline, then sleep the rest
+            ready = poll(wait_s - MS if wait_s > MS else 0.0)
+            if not ready and 0 < wait_s <= MS:
+                time.sleep(min(wait_s, BATCH_S))
+            woke_ns = clock()
+            for first in range(0, len(ready), TURN):  # what is due does not wait for a burst
+                if first:
+                    self.dispatch(source, clock(), stop)
+                self.handle(ready[first:first + TURN], woke_ns)
+            if not ready:
+                self.handle((), woke_ns)
+
+    def handle(self, ready: Sequence[Tuple[int, int]], now_ns: int) -> None:
+        """Go on with sockets that are ready. The hot path: one read and its stamp."""
+        conns, buffers, view = self.conns, self.buffers, self.view
+        offset_ns, unpack = self.clocks.offset_ns, STAMP.unpack
+        for fd, mask in ready:
+            conn = conns.get(fd)
+            if conn is None:
+                continue
+            if mask != 1 or conn.state < IDLE:
+                if conn.state < IDLE:
+                    if conn.opened_ns < now_ns:  # else a number taken anew, not this socket's news
+                        self.advance(conn, now_ns)
+                    continue
+                if mask & 4:
+                    self.flush(conn, now_ns)
+                if mask == 4:
+                    continue
+            try:  # into one buffer for all: a read of its own would hold 64 KiB until parsed
+                size, ancillary, _, _ = conn.receive(buffers, 64)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self.gone(conn, error.strerror or str(error), now_ns)
+                continue
+            data, reply = bytes(view[:size]), conn.reply
+            if not size or conn.record is None or reply is None:
+                self.after(conn, data, now_ns)
+                continue
+            if ancillary:
+                seconds, nanoseconds = unpack(ancillary[0][2])
+                at_ns = seconds * 1_000_000_000 + nanoseconds - offset_ns
+            else:
+                at_ns = time.perf_counter_ns()
+            if not reply.steady or conn.tls is not None:
+                self.take(conn, data, at_ns, now_ns)
+                continue
+            reply.feed(data, at_ns)
+            if not reply.steady and reply.complete:
+                self.end(conn, *reply.outcome(), now_ns)
+        if self.waiting and self.idle:
+            self.serve_waiting(time.perf_counter_ns())
+
+    def after(self, conn: Channel, data: bytes, now_ns: int) -> None:
+        """Bytes, or the close, on a connection whose request is over."""
+        if conn.state != LINGERING or not data or conn.reply is None:
+            self.gone(conn, "", now_ns)
+            return
+        if conn.tls is not None:
+            try:
+                data = conn.tls.decrypt(data)
+            except conn.tls.error:
+                self.close(conn)
+                return
+        conn.reply.feed(data, now_ns)
+        if not conn.reply.lingering:
+            self.settle(conn)
+
+    def serve_waiting(self, now_ns: int) -> None:
+        """Give connections that came ready to the requests that wait for one."""
+        while self.waiting and self.idle:
+            out, record = self.waiting.popleft()
+            self.send(self.idle.pop(), out, record, now_ns)
+
+    def dispatch(self, source: Source, now_ns: int, stop: Callable[[], bool]) -> Optional[int]:
+        """Let go what is due; when the next one is [ns], None when there is none."""
+        if stop():
+            return self.stopping(source, now_ns)
+        limit = self.load.concurrency
+        while True:
+            due_ns = source.next_ns(now_ns, self)
+            if due_ns is None or due_ns > now_ns:
+                return due_ns
+            if limit is not None and self.in_flight >= limit:
+                return now_ns + round(SWEEP_S / NS)
+            out, record = source.take(now_ns)
+            self.measured_open += record.measured
+            self.due(out, record, now_ns)
+
+    def stopping(self, source: Source, now_ns: int) -> Optional[int]:
+        """After Ctrl-C: nothing more is sent; what is in flight gets a moment."""
+        if self.stopped_ns is None:
+            self.stopped_ns = now_ns
+            self.health.interrupted = True
+            for record in source.unsent(now_ns):
+                self.in_flight += 1
+                self.measured_open += record.measured
+                self.finish(record, "unsent", "interrupted before it was sent", now_ns)
+            while self.waiting:
+                self.finish(self.waiting.popleft()[1], "unsent", "interrupted before it was sent",
+                            now_ns)
+        if (now_ns - self.stopped_ns) * NS > DRAIN_S:
+            self.cancel_all("interrupted", now_ns)
+        return None
+
+    def cancel_all(self, why: str, now_ns: int) -> None:
+        """End whatever is in flight."""
+        for conn in [c for c in self.conns.values() if c.state == BUSY]:
+            self.end(conn, "cancelled", why, now_ns)
+        while self.waiting:
+            self.finish(self.waiting.popleft()[1], "cancelled", why, now_ns)
+
+    def shut(self) -> None:
+        """Close everything."""
+        for conn in list(self.conns.values()):
+            self.close(conn)
+        self.poller.close()
+        self.health.clock_jump_ns = self.clocks.jump_ns
+
+
+def output_ns(record: Record, reply: Reply) -> int:
+    """When a request last brought output, as far as parsed; else when it was sent [ns]."""
+    return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
+
+
+# ---- 7. Workers and runs -----------------------------------------------------------------------
+# One process by default. With --workers N the plan is shared out by index after it is made, so
+# that the arrival process is the same for any N; each worker is a fork with a driver of its own.
+
+
+class Outcome(NamedTuple):
+    """What one run brought: its plan, its records, the health of the clients."""
+
+    plan: Plan
+    records: List[Record]
+    health: List[ClientHealth]
+    start_ns: int
+    calibration: Calibration
+    warnings: List[str]
+
+
+class Journal:
+    """requests.jsonl, a line the moment a request ends; several processes may append."""
+
+    def __init__(self, path: Optional[str]) -> None:
+        """None: nothing is kept on disk."""
+        self.fd = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+                   if path else None)
+        self.failed = ""
+
+    def add(self, record: Record, start_ns: int) -> None:
+        """One line, in one write."""
+        if self.fd is None:
+            return
+        line = json.dumps(record.row(start_ns), allow_nan=False) + "\n"
+        try:
+            os.write(self.fd, line.encode())
+        except OSError as error:
+            self.failed = f"requests.jsonl: {error.strerror}"
+
+
+class Interrupt:
+    """Ctrl-C: the first stops sending, the second gives up at once."""
+
+    def __init__(self) -> None:
+        """Take SIGINT and SIGTERM over."""
+        self.count = 0
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, self.on)
+
+    def on(self, *_: Any) -> None:
+        """A signal came."""
+        self.count += 1
+        if self.count > 1:
+            os._exit(130)
+
+    def __call__(self) -> bool:
+        """Whether one came."""
+        return self.count > 0
+
+
+class Progress:
+    """One line on stderr, on a terminal only: rate, in flight, done, failed, time left."""
+
+    def __init__(self, label: str, total: Optional[int], seconds: Optional[float]) -> None:
+        """total requests or seconds of the run, whichever is known."""
+        self.shown = sys.stderr.isatty()
+        self.label, self.total, self.seconds, self.next_s = label, total, seconds, 0.0
+        self.start_s = time.perf_counter()
+
+    def __call__(self, driver: Driver) -> None:
+        """Redraw the line, at most twice a second."""
+        now_s = time.perf_counter()
+        if not self.shown or now_s < self.next_s:
+            return
+        self.next_s = now_s + 0.5
+        gone_s = now_s - self.start_s
+        left = ""
+        if self.seconds is not None:
+            left = f", {max(0.0, self.seconds - gone_s):.0f} s left"
+        text = (f"rate {self.label}: {driver.in_flight} in flight, {driver.done} done, "
+                f"{driver.failed} failed{left}")
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class Running(NamedTuple):
+    """What every run of a command line shares."""
+
+    target: Target
+    wiring: Wiring
+    workers: int
+    journal: Journal
+    stop: Callable[[], bool]
+    salt: int
+    unique: bool
+
+
+def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
+             expected_e2e_s: float) -> Outcome:
+    """Send a plan and gather its records, over one process or several."""
+    prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration)
+
+    def make(planned: Planned) -> bytes:
+        return encode(r.target, prompts, planned, plan.work.shared_prefix, run)
+
+    rate = plan.load.rate_rps
+    expected = plan.load.concurrency or (len(plan.requests) if rate is None
+                                         else math.ceil(1.3 * rate * expected_e2e_s) + 4)
+    expected = min(expected, len(plan.requests), 4096)
+    spare = min(64, max(2, math.ceil(0.1 * rate))) if rate else 0
+    if r.workers == 1:
+        records: List[Record] = []
+        health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
+                                      bool, time.perf_counter_ns)
+        return Outcome(plan, records, [health], start_ns, calibration, [])
+    return fork_workers(plan, run, r, make, (expected, spare), calibration)
+
+
+def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+               shard: Tuple[int, int], connections: Tuple[int, int], records: List[Record],
+               all_over: Callable[[bool], bool], start: Callable[[], int]
+               ) -> Tuple[ClientHealth, int]:
+    """One process's share of a plan, from preparation to the last record.
+
+    start() returns the moment [ns] at which the plan's clock begins, when this process is ready.
+    """
+    number, of = shard
+    source = Source(plan, run, make, number, of, all_over)
+    load = plan.load
+    if load.concurrency is not None and of > 1:
+        share = load.concurrency // of + (number < load.concurrency % of)
+        load = load._replace(concurrency=share)
+    def keep(record: Record) -> None:
+        records.append(record)
+        r.journal.add(record, source.start_ns)
+
+    driver = Driver(r.wiring, r.target.host, load, run, keep)
+    expected, spare = connections
+    driver.prepare(-(-expected // of))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    seconds = plan.window_s[1] if load.num_requests is None else (
+        plan.requests[-1].due_s if plan.requests and not load.closed else None)
+    progress = Progress(load.label, len(plan.requests) // of, seconds) if number == 0 \
+        else lambda driver: None
+    source.start_ns = start()
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    try:
+        driver.drive(source, -(-spare // of), progress, r.stop)
+        driver.cancel_all("after the measured window", time.perf_counter_ns())
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        if isinstance(progress, Progress):
+            progress.clear()
+    health = driver.health
+    health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    driver.shut()
+    import resource
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    health.peak_rss_bytes = peak * (1 if sys.platform == "darwin" else KIB)
+    return health, source.start_ns
+
+
+READY_S = 0.05  # from the last worker's readiness to the start of the plan's clock
+
+
+def fork_workers(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+                 connections: Tuple[int, int], calibration: Calibration) -> Outcome:
+    """Share a plan out over forks; they start together and hand their records back by pipe."""
+    import mmap
+    import pickle
+    shared = mmap.mmap(-1, 2 * r.workers + 16)  # ready flags, over flags, then the start time
+    pipes = []
+    for number in range(r.workers):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            code = 1
+            try:
+                worker_main(plan, run, r, make, connections, (number, shared, writer))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(writer)
+        pipes.append((child, reader))
+    while not all(shared[n] for n in range(r.workers)) and not r.stop():
+        time.sleep(MS)
+    start_ns = time.perf_counter_ns() + round(READY_S / NS)
+    shared[2 * r.workers + 8:2 * r.workers + 16] = start_ns.to_bytes(8, "little")
+    outcome = Outcome(plan, [], [], start_ns, calibration, [])
+    for number, (child, reader) in enumerate(pipes):
+        with os.fdopen(reader, "rb") as file:
+            data = file.read()
+        os.waitpid(child, 0)
+        try:
+            records, health = pickle.loads(data)
+        except (EOFError, pickle.UnpicklingError):
+            outcome.warnings.append(f"worker {number} died; its requests are not in the figures")
+            continue
+        outcome.records.extend(records)
+        outcome.health.append(health)
+    return outcome
+
+
+def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+                connections: Tuple[int, int], place: Tuple[int, Any, int]) -> None:
+    """A fork's life: prepare, wait for the common start, work, hand back."""
+    import pickle
+    number, shared, writer = place
+    records: List[Record] = []
+
+    def all_over(mine: bool) -> bool:
+        shared[r.workers + number] = 1 if mine else 0
+        return all(shared[r.workers + n] for n in range(r.workers))
+
+    def start() -> int:
+        shared[number] = 1
+        while True:
+            at_ns = int.from_bytes(shared[2 * r.workers + 8:2 * r.workers + 16], "little")
+            if at_ns or r.stop():
+                return at_ns or time.perf_counter_ns()
+            time.sleep(MS / 2)
+
+    health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records, all_over,
+                           start)
+    with os.fdopen(writer, "wb") as file:
+        pickle.dump((records, health), file, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Calibration, float]:
+    """Requests that are never counted: they warm the server, and calibrate prompts and E2E.
+
+    Two prompt lengths in turn give the line of the calibration. Returns the outcome, the
+    calibration, and the E2E [s] expected of a request of average length.
+    """
+    length = max(8, round(work.n_in.mean))
+    made = max(2, min(32, round(work.n_out.mean)))
+    records: List[Record] = []
+    requests = tuple(Planned(i, 0.0, length if i % 2 == 0 else max(4, length // 2), made, 0)
+                     for i in range(number))
+    load = Load(None, min(2, number), 1.0, number, None, None)
+    plan = Plan(load, work._replace(shared_prefix=0), seed, requests, (0.0, math.inf), "")
+    quiet = r._replace(journal=Journal(None), workers=1)
+    prompts = Prompts(seed, r.salt - 1, True, ONE_A_WORD)
+
+    def make(planned: Planned) -> bytes:
+        return encode(r.target, prompts, planned, 0, 0)
+
+    health, start_ns = work_share(plan, 0, quiet, make, (0, 1), (load.concurrency or 1, 0),
+                                  records, bool, time.perf_counter_ns)
+    good = [record for record in records if record.ok]
+    points = [(record.n_in_planned, record.n_in) for record in good if record.n_in]
+    calibration = ONE_A_WORD
+    if r.target.chat or not r.target.token_ids:
+        calibration = calibrate(points) or ONE_A_WORD
+    expected = [record.since(record.first_ns, record.sent_ns) or 0.0
+                + (record.tpot_s or 0.0) * work.n_out.mean for record in good]
+    expected_e2e_s = sum(
+        (record.since(record.first_ns, record.sent_ns) or 0.0)
+        + (record.tpot_s or 0.0) * work.n_out.mean for record in good) / len(expected) \
+        if expected else 1.0
+    return Outcome(plan, records, [health], start_ns, calibration, []), calibration, expected_e2e_s
+
+
+# ---- 8. Statistics -----------------------------------------------------------------------------
+# Pure. Percentiles are over offered requests, a failure counting as infinitely late; each carries
+# a 95% interval from order statistics, the sample size reduced for autocorrelation.
+
+Z95 = 1.959964
+UNSTABLE_BLOCKS = 10  # of equal numbers of requests, for the trend test
+LAG_P99_S, LAG_MAX_S = 0.010, 0.250  # send lag that the figures can bear
+BUSY_P99_S = 0.010  # one turn of the loop
+CPU_SHARE = 0.90  # of a core, a worker
+COALESCED_SHARE = 0.05
+LITTLE_GAP = 0.05
+
+
+def percentile(ordered: Sequence[float], share: float) -> Optional[float]:
+    """Linear interpolation between order statistics, numpy's default; None of nothing.
+
+    >>> percentile([10.0, 20.0, 30.0], 0.99)
+    29.8
+    """
+    if not ordered:
+        return None
+    place = (len(ordered) - 1) * share
+    low = int(place)
+    part = place - low
+    if part < 1e-9 or low + 1 >= len(ordered):
+        return ordered[low]
+    if math.isinf(ordered[low + 1]):
+        return math.inf
+    return ordered[low] + part * (ordered[low + 1] - ordered[low])
+
+
+def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> float:
+    """1 + 2 * sum of the autocorrelations of the values' ranks up to the first negative one.
+
+    The sample is worth n / factor independent values. Ranks take infinite values too. Source:
+    Geyer, "Practical Markov Chain Monte Carlo" (1992), initial positive sequence, simplified.
+    """
+    n = len(values)
+    if n < 8:
+        return 1.0
+    order = sorted(range(n), key=values.__getitem__)
+    ranks = [0.0] * n
+    for rank, index in enumerate(order):
+        ranks[index] = rank - (n - 1) / 2
+    variance = sum(x * x for x in ranks)
+    if values[order[0]] == values[order[-1]] or not variance:
+        return 1.0
+    total = 1.0
+    for lag in range(1, min(most_lags, n // 4)):
+        rho = sum(a * b for a, b in zip(ranks, ranks[lag:])) / variance
+        if rho < Z95 / math.sqrt(n):
+            break
+        total += 2 * rho
+    return max(1.0, min(total, n / 2))
+
+
+def binomial_ranks(n: int, share: float) -> Tuple[Optional[int], Optional[int]]:
+    """Ranks (from 1) of the order statistics that enclose a quantile with 95%; None: no such one.
+
+    The lower is the largest l with P(X < l) <= 0.025, the upper the smallest u with
+    P(X < u) >= 0.975, X binomial(n, share). p99 has an upper bound from n = 368 on.
+    Source: David and Nagaraja, Order Statistics, 7.1.
+    """
+    if n < 1:
+        return None, None
+    if n > 20_000:  # normal approximation, far in its range
+        half = Z95 * math.sqrt(n * share * (1 - share))
+        return max(1, math.floor(n * share - half)), min(n, math.ceil(n * share + half) + 1)
+    log_share, log_rest = math.log(share), math.log1p(-share)
+    log_n = math.lgamma(n + 1)
+    below, low, high = 0.0, None, None
+    for k in range(n):  # below = P(X < k + 1) after the addition
+        below += math.exp(log_n - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+                          + k * log_share + (n - k) * log_rest)
+        if below <= 0.025:
+            low = k + 1
+        if below >= 0.975:
+            high = k + 1
+            break
+    return low, high
+
+
+def interval(ordered: Sequence[float], share: float, factor: float
+             ) -> Tuple[Optional[float], Optional[float]]:
+    """95% interval of a percentile; None on a side that the sample cannot bound."""
+    n = len(ordered)
+    low, high = binomial_ranks(int(n / factor), share)
+    places = [None if rank is None else min(n - 1, max(0, round(rank * factor) - 1))
+              for rank in (low, high)]
+    below, above = (None if place is None else ordered[place] for place in places)
+    return below, above
+
+
+def spread_of(values: Sequence[float], factor: Optional[float] = None) -> Dict[str, Any]:
+    """{n, mean, p50, p90, p99, max, p99_low, p99_high} of values in the order they were due.
+
+    Infinite values are failures: they count in the percentiles, and the mean is of the others.
+    Infinity is null in JSON, with `inf` naming which keys were infinite.
+    """
+    if not values:
+        return {"n": 0, **dict.fromkeys(("mean", "p50", "p90", "p99", "max", "p50_low", "p50_high",
+                                         "p99_low", "p99_high", "n_effective"))}
+    ordered = sorted(values)
+    factor = autocorrelation_factor(values) if factor is None else factor
+    finite = [v for v in values if not math.isinf(v)]
+    p99_low, p99_high = interval(ordered, 0.99, factor)
+    p50_low, p50_high = interval(ordered, 0.50, factor)
+    return {"n": len(values), "mean": math.fsum(finite) / len(finite) if finite else None,
+            "p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9),
+            "p99": percentile(ordered, 0.99), "max": ordered[-1], "p99_low": p99_low,
+            "p99_high": p99_high, "p50_low": p50_low, "p50_high": p50_high,
+            "n_effective": len(values) / factor}
+
+
+def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
+    """The gaps between output events, pooled over successes, to a microsecond.
+
+    Gaps of one request move together, so the sample is worth n / design effect: the variance
+    between requests of how many of their gaps pass the p99, over that of independent gaps.
+    """
+    bins: Dict[int, int] = {}  # gaps by microseconds: a long run has millions
+    for record in records:
+        for gap_us in gaps_us(record):
+            bins[gap_us] = bins.get(gap_us, 0) + 1
+    n = sum(bins.values())
+    if not n:
+        return spread_of([])
+    ladder = sorted(bins)
+    reached = list(itertools.accumulate(bins[us] for us in ladder))
+
+    def at(rank: int) -> float:
+        return ladder[bisect.bisect_left(reached, min(n, max(1, rank)))] * US
+
+    def quantile(share: float) -> float:
+        place = (n - 1) * share
+        low = at(int(place) + 1)
+        return low + (place - int(place)) * (at(int(place) + 2) - low)
+
+    limit_us = quantile(0.99) / US
+    beyond = (n - reached[bisect.bisect_right(ladder, limit_us) - 1]) / n
+    clustered = sum((sum(us > limit_us for us in gaps_us(r)) - beyond * max(0, r.events - 1)) ** 2
+                    for r in records)
+    independent = n * beyond * (1 - beyond)
+    effect = max(1.0, clustered / independent) if independent else 1.0
+    low, high = binomial_ranks(int(n / effect), 0.99)
+    return {"n": n, "mean": sum(us * c for us, c in bins.items()) * US / n, "p50": quantile(0.5),
+            "p90": quantile(0.9), "p99": quantile(0.99), "max": ladder[-1] * US,
+            "p99_low": at(round(low * effect)) if low else None,
+            "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
+
+
+def gaps_us(record: Record) -> Iterator[int]:
+    """The gaps between a record's output events [us]."""
+    stamps = record.event_ns
+    return ((b - a + 500) // 1000 for a, b in zip(stamps, itertools.islice(stamps, 1, None)))
+
+
+class Slo(NamedTuple):
+    """What a request must meet, each in seconds, None where not asked; and by what share."""
+
+    ttft_s: Optional[float]
+    tpot_s: Optional[float]
+    e2e_s: Optional[float]
+    attainment: float
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked."""
+        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s))
+
+    def met(self, record: Record) -> bool:
+        """Whether a request succeeded and met every one; without visible output it did not.
+
+        An answer of one token has no TPOT and is not judged by it.
+        """
+        ttft = record.since(record.first_ns, record.due_ns)
+        if ttft is None:
+            return False
+        e2e = record.since(record.last_ns, record.due_ns) or 0.0
+        tpot = record.tpot_s
+        return ((self.ttft_s is None or ttft <= self.ttft_s)
+                and (self.tpot_s is None or tpot is None or tpot <= self.tpot_s)
+                and (self.e2e_s is None or e2e <= self.e2e_s))
+
+
+def share_interval(hits: int, n: float, total: int) -> Tuple[float, float]:
+    """Wilson 95% interval of a share, the sample being worth n independent ones."""
+    if not total or n <= 0:
+        return 0.0, 1.0
+    p = hits / total
+    centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional[float]:
+    """Time average of due and not finished over the span, L of Little's law."""
+    start_ns, end_ns = span
+    if end_ns <= start_ns:
+        return None
+    held = sum(max(0, min(r.end_ns or end_ns, end_ns) - max(r.due_ns, start_ns)) for r in records)
+    return held / (end_ns - start_ns)
+
+
+def summarise(outcome: Outcome, slo: Slo, token_ids: bool) -> Dict[str, Any]:
+    """One run's summary, SI units; the keys of summary.json."""
+    everything = sorted(outcome.records, key=lambda r: (r.due_ns, r.id))
+    records = [r for r in everything if r.measured]
+    plan, start_ns = outcome.plan, outcome.start_ns
+    good = [r for r in records if r.ok]
+    span = measured_span(plan, records, start_ns)
+    span_s = (span[1] - span[0]) * NS
+    met = sum(slo.met(r) for r in records)
+    failures: Dict[str, int] = {}
+    for r in records:
+        if not r.ok:
+            failures[r.cls] = failures.get(r.cls, 0) + 1
+    offered = len(records)
+    rate = offered_rate(plan, records, span_s)
+    attainment = met / offered if offered else None
+    met_series = [1.0 if slo.met(r) else 0.0 for r in records]
+    worth = offered / autocorrelation_factor(met_series) if offered else 0.0
+    summary: Dict[str, Any] = {
+        "offered": offered, "sent": sum(r.sent_ns is not None for r in records),
+        "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
+        "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
+        "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
+        "attainment": attainment if slo.any else None,
+        "attainment_interval": share_interval(met, worth, offered) if slo.any else None,
+        "goodput_rps": rate * attainment if slo.any and rate is not None
+        and attainment is not None else None,
+    }
+    summary.update(tokens(everything, records, span, span_s))
+    summary.update(latencies(records, good))
+    summary.update(little(everything, records, span, rate))
+    summary.update(input_error(good, token_ids, outcome.calibration))
+    summary["client"] = client_summary(outcome, records)
+    summary["errors"] = error_examples(records)
+    summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
+    summary["warnings"] = warnings_of(summary, good, plan) + outcome.warnings
+    return summary
+
+
+def measured_span(plan: Plan, records: Sequence[Record], start_ns: int) -> Tuple[int, int]:
+    """What is measured [ns]: the window, or first due to last end in count mode."""
+    if plan.load.num_requests is None:
+        return tuple(start_ns + round(t / NS) for t in plan.window_s)  # type: ignore[return-value]
+    if not records:
+        return start_ns, start_ns
+    return records[0].due_ns, max(r.end_ns or r.due_ns for r in records)
+
+
+def offered_rate(plan: Plan, records: Sequence[Record], span_s: float) -> Optional[float]:
+    """Requests due over the span in which they were due [1/s]; closed loops offer what they get."""
+    if not records:
+        return None
+    if plan.load.num_requests is None or plan.load.closed:
+        return len(records) / span_s if span_s else None
+    due_s = (records[-1].due_ns - records[0].due_ns) * NS
+    return (len(records) - 1) / due_s if due_s > 0 else None
+
+
+def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int],
+           span_s: float) -> Dict[str, Any]:
+    """Token rates over the span: output tokens received in it, from whatever request."""
+    def received(r: Record) -> float:
+        stamps = r.event_ns
+        if not stamps or not r.n_out:
+            return 0.0
+        inside = sum(span[0] <= t <= span[1] for t in stamps)
+        return r.n_out * inside / len(stamps)
+
+    made = sum(received(r) for r in everything)
+    read = sum(r.n_in or 0 for r in records if r.ok)
+    outs = [r.n_out for r in records if r.ok and r.n_out is not None]
+    return {"output_tok_s": made / span_s if span_s else None,
+            "total_tok_s": (made + read) / span_s if span_s else None,
+            "output_tokens_mean": sum(outs) / len(outs) if outs else None,
+            "n_out_estimated": sum(r.n_out_estimated for r in records)}
+
+
+def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, Any]:
+    """Every latency over offered requests (failures infinitely late) and over successes."""
+    def over(value: Callable[[Record], Optional[float]]) -> Tuple[List[float], List[float]]:
+        offered, ok = [], []
+        for r in records:
+            v = value(r)
+            if v is not None:
+                ok.append(v)
+                offered.append(v)
+            elif not r.ok or r.first_ns is None:
+                offered.append(math.inf)
+        return offered, ok
+
+    found: Dict[str, Any] = {}
+    for key, value in (
+            ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
+            ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
+            ("ttfo_s", lambda r: r.since(r.answer_ns, r.due_ns)),
+            ("tpot_s", lambda r: r.tpot_s),
+            ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
+            ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
+        offered, ok = over(value)
+        found[key] = spread_of(offered)
+        found[key]["successes"] = spread_of(ok)
+    found["itl_s"] = itl_spread(good)
+    found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
+    events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
+    found["chunks_per_token"] = events / outs if outs else None
+    found["itl_is_chunk_gap"] = bool(outs > 1.1 * events) if events else False
+    connects = [r.connect_s for r in records if r.connect_s is not None]
+    found["connect_s"] = spread_of(connects, 1.0)
+    return found
+
+
+def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int],
+           rate: Optional[float]) -> Dict[str, Any]:
+    """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
+    mean = in_flight_mean(everything, span)
+    ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
+    span_s = (span[1] - span[0]) * NS
+    arrivals = len(records) / span_s if span_s else None
+    product = arrivals * math.fsum(ends) / len(ends) if arrivals and ends else None
+    edges = sorted([(r.due_ns, 1) for r in everything]
+                   + [(r.end_ns, -1) for r in everything if r.end_ns is not None])
+    level = most = 0
+    for _, step in edges:
+        level += step
+        most = max(most, level)
+    return {"in_flight_mean": mean, "in_flight_max": most, "little_rps_x_s": product}
+
+
+def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibration
+                ) -> Dict[str, Any]:
+    """The input length that the server counted against the planned one."""
+    pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in]
+    error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
+    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if pairs else None,
+            "input_tokens_mean": sum(g for _, g in pairs) / len(pairs) if pairs else None,
+            "input_error_max": error,
+            "input_source": "token ids, exact" if token_ids else calibration.source,
+            "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
+
+
+def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any]:
+    """How the client did: CPU, send lag, loop turns, bundled reads."""
+    health = outcome.health
+    lag = sorted(x for h in health for x in h.lag_s)
+    busy = sorted(x for h in health for x in h.busy_s)
+    events = sum(h.events for h in health)
+    cpu_s = sum(h.cpu_s for h in health)
+    return {
+        "cpu_s": cpu_s, "events": events,
+        "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
+        "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
+        "send_lag_s": {"p50": percentile(lag, 0.5), "p99": percentile(lag, 0.99),
+                       "max": lag[-1] if lag else None},
+        "loop_busy_s": {"p50": percentile(busy, 0.5), "p99": percentile(busy, 0.99),
+                        "max": busy[-1] if busy else None},
+        "coalesced_share": sum(h.coalesced for h in health) / events if events else None,
+        "connections_opened": sum(h.opened for h in health),
+        "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
+        "kernel_stamps": all(h.kernel_stamps for h in health) if health else None,
+        "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
+        "workers": len(health), "interrupted": any(h.interrupted for h in health),
+        "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
+
+
+def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
+    """Each kind of failure with its number and one of its messages."""
+    found: Dict[Tuple[str, str], int] = {}
+    for r in records:
+        if not r.ok:
+            found[r.cls, r.error] = found.get((r.cls, r.error), 0) + 1
+    worst = sorted(found.items(), key=lambda item: -item[1])[:10]
+    return [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
+
+
+def trend(values: Sequence[float]) -> Tuple[bool, float, float]:
+    """Whether a series of a queueing system rises through the run: (rises, first, last third).
+
+    Means of equal blocks; it rises when nearly every later block is above nearly every earlier one
+    (Kendall's tau of the block means over 0.6) and the last third is well above the first.
+    """
+    n = len(values)
+    if n < 3 * UNSTABLE_BLOCKS:
+        return False, 0.0, 0.0
+    size = n / UNSTABLE_BLOCKS
+    means = []
+    for i in range(UNSTABLE_BLOCKS):
+        block = sorted(values[round(i * size):round((i + 1) * size)])
+        means.append(block[len(block) // 2])
+    pairs = [(means[i], means[j]) for i in range(len(means)) for j in range(i + 1, len(means))]
+    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+    third = UNSTABLE_BLOCKS // 3
+    first, last = sum(means[:third]) / third, sum(means[-third:]) / third
+    return tau > 0.6 and last > 1.5 * first, first, last
+
+
+def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outcome
+            ) -> Tuple[str, List[str]]:
+    """VALID, UNSTABLE (about the server) or CLIENT-LIMITED (about us), with reasons and advice."""
+    reasons = client_reasons(summary["client"])
+    if reasons:
+        return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
+                                  "lower rate, or a quieter machine"]
+    if not outcome.plan.load.closed:
+        ttft = [r.since(r.first_ns, r.due_ns) if r.ok and r.first_ns else math.inf
+                for r in records]
+        for what, values, least, unit in (("in flight", settled_levels(records), 3.0, ""),
+                                          ("TTFT", ttft, 0.05, " s")):
+            rises, first, last = trend([v if v is not None else math.inf for v in values])
+            if rises and last - first > least:
+                reasons.append(f"{what} rose from {figure(first)}{unit} to {figure(last)}{unit} "
+                               "through the run: the queue grows, and every latency with the "
+                               "length of the run; lower the rate or add capacity")
+    return ("UNSTABLE", reasons[:1]) if reasons else ("VALID", [])
+
+
+def in_flight_at_arrivals(records: Sequence[Record]) -> List[float]:
+    """How many were in flight when each request came due."""
+    import heapq
+    ends: List[int] = []
+    levels = []
+    for r in records:
+        while ends and ends[0] <= r.due_ns:
+            heapq.heappop(ends)
+        levels.append(float(len(ends)))
+        heapq.heappush(ends, r.end_ns if r.end_ns is not None else sys.maxsize)
+    return levels
+
+
+def settled_levels(records: Sequence[Record]) -> List[float]:
+    """in_flight_at_arrivals, without the time in which an empty server fills: the quick E2Es."""
+    levels = in_flight_at_arrivals(records)
+    took = sorted((r.end_ns or r.due_ns) - r.due_ns for r in records)
+    if not took:
+        return []
+    from_ns = records[0].due_ns + 1.2 * took[len(took) // 10]
+    return [level for level, r in zip(levels, records) if r.due_ns >= from_ns]
+
+
+def client_reasons(client: Mapping[str, Any]) -> List[str]:
+    """What the client did wrong, if anything; bundled reads only beside one of these."""
+    lag, busy, share = client["send_lag_s"], client["loop_busy_s"], client["cpu_share"]
+    found = []
+    if (lag["p99"] or 0) > LAG_P99_S or (lag["max"] or 0) > LAG_MAX_S:
+        found.append(f"requests left late: send lag p99 {in_ms(lag['p99'])} ms, max "
+                     f"{in_ms(lag['max'])} ms")
+    if (busy["p99"] or 0) > BUSY_P99_S:
+        found.append(f"the client's loop was held up: p99 {in_ms(busy['p99'])} ms a turn")
+    if (share or 0) > CPU_SHARE:
+        found.append(f"the client used {share:.0%} of a core")
+    if found and (client["coalesced_share"] or 0) > COALESCED_SHARE:
+        found.append(f"{client['coalesced_share']:.0%} of the output events shared a read, so "
+                     "their times are late")
+    return found
+
+
+def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan) -> List[str]:
+    """What a reader should know beside the verdict."""
+    found = []
+    mean, product = summary["in_flight_mean"], summary["little_rps_x_s"]
+    if mean and product and abs(mean / product - 1) > LITTLE_GAP and not plan.load.closed:
+        found.append(f"in flight {figure(mean)} differs from rate x time in system "
+                     f"{figure(product)}: the run is short beside its latencies, or not stationary")
+    client = summary["client"]
+    if (client["coalesced_share"] or 0) > COALESCED_SHARE and not client_reasons(client):
+        found.append(f"{client['coalesced_share']:.0%} of the output events came bundled with "
+                     "others: the server or a gateway sends in bursts, so ITL is a chunk gap")
+    cached = summary["cached_tokens_mean"]
+    expected = plan.work.shared_prefix
+    if cached and cached > expected + 32:
+        found.append(f"{figure(cached)} prompt tokens a request came from the server's prefix "
+                     "cache though prompts are unique: this is not a cold run")
+    if (summary["input_error_max"] or 0) > 0.02 and any(
+            abs((r.n_in or 0) - r.n_in_planned) > 2 for r in good if r.n_in):
+        found.append(f"prompts were up to {summary['input_error_max']:.1%} off their planned "
+                     "length, by the server's count")
+    short = sum(1 for r in good if r.n_out is not None and r.n_out < r.n_out_planned)
+    if short:
+        found.append(f"{short} answers were shorter than asked: the model stopped early, or "
+                     "ignore_eos was not honoured")
+    if summary["n_out_estimated"]:
+        found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
+                     "counted as events, an estimate")
+    if client["clock_jump_s"] > 0.01:
+        found.append(f"the machine's real-time clock jumped by {client['clock_jump_s']:.3f} s; "
+                     "receive times around it are wrong by as much")
+    if client["resent"]:
+        found.append(f"{client['resent']} requests were sent again: their kept-alive connection "
+                     "had been closed by the server")
+    return found
+
+
+def in_ms(seconds: Optional[float]) -> str:
+    """Seconds as milliseconds with one decimal; inf and absent as such."""
+    if seconds is None:
+        return "-"
+    return "inf" if math.isinf(seconds) else f"{seconds / MS:.1f}"
+
+
+# ---- 9. Rendering ------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """One column of the table: its head, and its cell from a run's summary."""
+
+    head: str
+    cell: Callable[[Mapping[str, Any]], str]
+
+
+def optional(value: Optional[float], form: str) -> str:
+    """A number in a format, '-' when absent."""
+    return "-" if value is None else form.format(value)
+
+
+def tail_ms(spread: Mapping[str, Any], key: str = "p99") -> str:
+    """A percentile in ms, '~' after it where the sample does not bound it."""
+    value = in_ms(spread[key])
+    return value + ("~" if spread["n"] and spread[f"{key}_high"] is None else "")
+
+
+TABLE = (  # the usual columns first and in this order, then ours
+    Column("rate", lambda s: s["label"]),
+    Column("out tok/s", lambda s: optional(s["output_tok_s"], "{:.0f}")),
+    Column("goodput", lambda s: optional(s["goodput_rps"], "{:.2f}")
+           + ("*" if s["goodput_rps"] is not None and s["verdict"] == "UNSTABLE" else "")),
+    Column("ttft p50", lambda s: tail_ms(s["ttft_s"], "p50")),
+    Column("ttft p99", lambda s: tail_ms(s["ttft_s"])),
+    Column("tpot p50", lambda s: tail_ms(s["tpot_s"], "p50")),
+    Column("tpot p99", lambda s: tail_ms(s["tpot_s"])),
+    Column("|", lambda s: "|"),
+    Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}")),
+    Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
+    Column("fail", lambda s: str(sum(s["failures"].values()))),
+    Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
+    Column("verdict", lambda s: s["verdict"]),
+)
+
+
+def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
+    """The table, a line a run."""
+    cells = [[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join(map(str.rjust, line, widths)).rstrip() for line in cells]
+
+
+def render(summary: Mapping[str, Any]) -> str:
+    """The whole report as text."""
+    runs = summary["runs"]
+    lines = render_table(runs)
+    lines += footnotes(summary, runs)
+    for run in runs:
+        lines += ["", f"RATE {run['label']}", *run_lines(run)]
+    lines += ["", *setup_lines(summary)]
+    return "\n".join(lines)
+
+
+def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> List[str]:
+    """What the marks mean, and the knee if the sweep shows one."""
+    slo = summary["slo"]
+    asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
+                      (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
+    lines = ["ms from due" + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+                              if asked else "; no SLO given, so no goodput")]
+    if any("~" in cell for line in render_table(runs)[1:] for cell in line.split()):
+        fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
+        lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
+                     f"smallest run had {fewest:.0f}")
+    if any(run["verdict"] == "UNSTABLE" for run in runs):
+        lines.append("* the queue grows: the figure falls with the length of the run")
+    knee = find_knee(runs, slo["attainment"]) if asked else None
+    if knee:
+        lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
+    return lines
+
+
+def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tuple[str, str]]:
+    """The last rate that met the target and the first that did not, where the sweep has both."""
+    for before, after in zip(runs, runs[1:]):
+        if (before["attainment"] or 0) >= target > (after["attainment"] or 0):
+            return before["label"], after["label"]
+    return None
+
+
+def run_lines(run: Mapping[str, Any]) -> List[str]:
+    """The details of one run."""
+    lines = [f"  {run['verdict']}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
+    lines += [f"    {reason}" for reason in run["reasons"][1:]]
+    failed = ", ".join(f"{n} {kind}" for kind, n in run["failures"].items())
+    lines.append(f"  offered {run['offered']}, sent {run['sent']}, completed {run['completed']}"
+                 + (f"; failed: {failed}" if failed else "")
+                 + f"; offered {optional(run['offered_rate_rps'], '{:.3g}')}/s, achieved "
+                 f"{optional(run['achieved_rps'], '{:.3g}')}/s over {run['span_s']:.1f} s")
+    for name, key in (("TTFT", "ttft_s"), ("  from sent", "ttft_from_sent_s"), ("TTFO", "ttfo_s"),
+                      ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")):
+        if key == "ttfo_s" and run["ttfo_s"]["p50"] == run["ttft_s"]["p50"]:
+            continue
+        lines.append(latency_line("chunk gap" if key == "itl_s" and run["itl_is_chunk_gap"]
+                                  else name, run[key], key == "itl_s" and run["itl_max_s"]))
+    if run["attainment_interval"]:
+        low, high = run["attainment_interval"]
+        lines.append(f"  attainment {run['attainment']:.1%} (95%: {low:.1%} to {high:.1%})")
+    lines.append(f"  in flight {optional(run['in_flight_mean'], '{:.2f}')} mean, "
+                 f"{run['in_flight_max']} max; rate x time in system "
+                 f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
+                 f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
+    lines.append(client_line(run["client"]))
+    lines += [f"  warning: {warning}" for warning in run["warnings"]]
+    lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
+    return lines
+
+
+def latency_line(name: str, spread: Mapping[str, Any], longest: Any = None) -> str:
+    """p50, p90, p99 with its interval, mean and longest of one latency."""
+    if not spread["n"]:
+        return f"  {name:<12} -"
+    low, high = in_ms(spread["p99_low"]), in_ms(spread["p99_high"])
+    bounds = f"({low} to {high})" if high != "-" else f"({low} to ?)"
+    return (f"  {name:<12} p50 {in_ms(spread['p50'])}, p90 {in_ms(spread['p90'])}, p99 "
+            f"{in_ms(spread['p99'])} {bounds}, mean {in_ms(spread['mean'])}, max "
+            f"{in_ms(spread['max'])} ms" + (f", longest gap {in_ms(longest)} ms" if longest
+                                            else ""))
+
+
+def client_line(client: Mapping[str, Any]) -> str:
+    """The client's own health."""
+    lag, busy = client["send_lag_s"], client["loop_busy_s"]
+    return (f"  client: send lag p99 {in_ms(lag['p99'])} max {in_ms(lag['max'])} ms, loop p99 "
+            f"{in_ms(busy['p99'])} ms, CPU {optional(client['cpu_share'], '{:.0%}')} of a core, "
+            f"bundled reads {optional(client['coalesced_share'], '{:.1%}')}, "
+            f"{client['connections_opened']} connections")
+
+
+def setup_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The setup statement: what was asked of what, and how."""
+    plan, target = summary["plan"], summary["target"]
+    run = summary["runs"][0]
+    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['input_len']}, output "
+             f"{plan['output_len']} tokens; ignore_eos {'on' if target['ignore_eos'] else 'off'}; "
+             f"arrivals {plan['arrivals']}; seed {plan['seed']}"]
+    prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
+              if plan["shared_prefix_len"] else "none shared")
+    lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
+                 f"{prefix}; length by {run['input_source']}: "
+                 f"{optional(run['input_tokens_mean'], '{:.1f}')} tokens counted for "
+                 f"{optional(run['input_tokens_planned_mean'], '{:.1f}')} planned; "
+                 f"{summary['warmup']['requests']} warm-up requests"
+                 + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
+                    else ""))
+    client = run["client"]
+    lines.append(f"       {client['workers']} worker(s), receive times from "
+                 f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
+                 f"{', '.join(plan['hashes'])}")
+    return lines
+
+
+def null_infinities(value: Any) -> Any:
+    """The same with infinite numbers as the text "inf", which JSON can hold."""
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if isinstance(value, Mapping):
+        return {key: null_infinities(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [null_infinities(inner) for inner in value]
+    return value
+
+
+# ---- 10. The engine ----------------------------------------------------------------------------
+# A pure scheduler: no clock, no socket, no chance. Its drivers say when requests arrive and make
+# its step times real (section 11) or virtual. Blocks are counted, not numbered: a job holds
+# `capacity` tokens' worth, of which those in the prefix cache are known by a key that stands for
+# their content and all before it.
+
+
+class Profile(NamedTuple):
+    """The step-time constants and the limits of an engine (seconds, tokens, blocks).
+
+    One step takes max(decode_tokens * flop_s_per_token, weights_s + kv_s_per_token * context)
+    + prefill_tokens * prefill_s_per_token + sequences * sequence_s + overhead_s, where context is
+    what the decoding sequences have in the KV cache when the step begins.
+    """
+
+    weights_s: float = 12 * MS
+    sequence_s: float = 0.1 * MS
+    prefill_s_per_token: float = 0.07 * MS
+    flop_s_per_token: float = 0.0
+    kv_s_per_token: float = 0.0
+    overhead_s: float = 0.0
+    max_num_batched_tokens: int = 128
+    max_num_seqs: int = 64
+    block_tokens: int = 16
+    num_blocks: int = 16384
+    prefix_caching: bool = True
+    max_model_len: int = 32768
+
+
+MOCK = Profile()
+WHOLE_NUMBER = "a whole number from 1 to a billion"
+
+
+def profile_from(data: Any) -> Profile:
+    """A profile from JSON: some of its fields, or a deployment that holds them in "step_time"."""
+    if isinstance(data, Mapping) and "step_time" in data:
+        data = data["step_time"]
+    if not isinstance(data, Mapping):
+        raise UserError("an engine profile is a JSON object such as {\"weights_s\": 0.012}")
+    fields: Dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in Profile._fields:
+            raise UserError(f"engine profile: unknown field {name!r}{near(name, Profile._fields)}")
+        default = getattr(MOCK, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(default, bool):
+            right, kind = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            right, kind = number and 1 <= value <= 1e9 and value == int(value), WHOLE_NUMBER
+        else:
+            right, kind = number and 0 <= value < 1e6, "a number of seconds, zero or more"
+        if not right:
+            raise UserError(f"engine profile: {name} must be {kind}, not {json.dumps(value)}")
+        fields[name] = type(default)(value)
+    profile = MOCK._replace(**fields)
+    if profile.max_num_batched_tokens < profile.max_num_seqs:
+        raise UserError(f"engine profile: max_num_batched_tokens {profile.max_num_batched_tokens} "
+                        f"is less than max_num_seqs {profile.max_num_seqs}")
+    if not profile.weights_s + profile.overhead_s + profile.sequence_s:
+        raise UserError("engine profile: a step must take time; set weights_s")
+    return profile
+
+
+def block_keys(tokens: Sequence[Hashable], block_tokens: int) -> List[int]:
+    """One key for each full block of tokens; a key stands for the block and all before it."""
+    keys, key = [], 0
+    for end in range(block_tokens, len(tokens) + 1, block_tokens):
+        key = hash((key, tuple(tokens[end - block_tokens:end])))
+        keys.append(key)
+    return keys
+
+
+class Job:
+    """A request in the engine: what it asks for, and how far it is."""
+
+    __slots__ = ("cached", "capacity", "computed", "held", "id", "keys", "max_tokens", "n_in",
+                 "n_out", "published", "target")
+
+    def __init__(self, job_id: Hashable, n_in: int, max_tokens: int,
+                 keys: Sequence[Hashable]) -> None:
+        """A job that has not begun."""
+        self.id, self.n_in, self.max_tokens = job_id, n_in, max_tokens
+        self.keys = keys  # of its first blocks, prompt and output alike
+        self.n_out = 0
+        self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
+        self.target = n_in  # tokens to prefill; after a preemption its output too
+        self.computed = 0  # tokens in the KV cache
+        self.capacity = 0  # tokens that its blocks can hold
+        self.published = 0  # how many leading blocks have been offered to the prefix cache
+        self.held: List[Hashable] = []  # keys of cached blocks that it holds a reference to
+
+
+class Engine:
+    """Continuous batching with chunked prefill, paged KV blocks and prefix caching.
+
+    A step serves every decoding sequence first; what is left of max_num_batched_tokens goes to
+    prefills in order of arrival. A request is let in when the blocks of its whole prompt are
+    there. When a decode finds no block, the latest arrival loses its own and starts again later:
+    its tokens are recomputed, none is emitted twice. Cached blocks that no one holds are free,
+    and lost least recently used first.
+    """
+
+    def __init__(self, profile: Profile = MOCK) -> None:
+        """An idle engine with an empty cache."""
+        self.profile = profile
+        self.decoding: List[Job] = []  # by arrival; all of them before all of prefilling,
+        self.prefilling: List[Job] = []  # and these before all of the queue
+        self.queue: collections.OrderedDict[Hashable, Job] = collections.OrderedDict()
+        self.jobs: Dict[Hashable, Job] = {}
+        self.free_blocks = profile.num_blocks  # holding nothing
+        self.references: Dict[Hashable, int] = {}  # of each cached block
+        self.idle: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        self.admitted: List[Hashable] = []  # ids that the last step let in
+        self.sequences = 0  # served by the last step
+        self.preemptions = self.prefix_query_tokens = self.prefix_hit_tokens = 0
+        self.prompt_tokens = self.generation_tokens = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a seat."""
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have none yet, or lost it."""
+        return len(self.queue)
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of KV blocks that requests hold."""
+        return 1 - (self.free_blocks + len(self.idle)) / self.profile.num_blocks
+
+    def refusal(self, n_in: int, max_tokens: int) -> str:
+        """Why a request of this size can never run, or ''."""
+        limit, total = self.profile.max_model_len, n_in + max_tokens
+        if n_in < 1 or max_tokens < 1:
+            return "a request needs a prompt and max_tokens of at least 1"
+        if total > limit:
+            return (f"This model's maximum context length is {limit} tokens. However, you "
+                    f"requested {max_tokens} output tokens and your prompt contains {n_in} input "
+                    f"tokens, for a total of {total} tokens.")
+        if self._blocks(total) > self.profile.num_blocks:
+            return f"{total} tokens do not fit the KV cache of {self.profile.num_blocks} blocks"
+        return ""
+
+    def submit(self, job_id: Hashable, prompt: Union[int, Sequence[Hashable]], max_tokens: int,
+               keys: Sequence[Hashable] = ()) -> Job:
+        """Queue a request; ValueError if it can never run.
+
+        A prompt given as tokens names its own blocks. For one given as a count, keys name its
+        first blocks, and the output's after them; a key stands for all up to its block's end, so
+        that equal keys mean equal prefixes. Blocks past the keys are never shared.
+        """
+        n_in = prompt if isinstance(prompt, int) else len(prompt)
+        why = self.refusal(n_in, max_tokens)
+        if why or job_id in self.jobs:
+            raise ValueError(why or f"request {job_id!r} is here already")
+        if not self.profile.prefix_caching:
+            keys = ()
+        elif not isinstance(prompt, int):
+            keys = block_keys(prompt, self.profile.block_tokens)
+        job = Job(job_id, n_in, max_tokens, keys)
+        self.jobs[job_id] = self.queue[job_id] = job
+        return job
+
+    def abort(self, job_id: Hashable) -> bool:
+        """Forget a request, whatever its state; False if it is not here (any more)."""
+        job = self.jobs.pop(job_id, None)
+        if job is None:
+            return False
+        if self.queue.pop(job_id, None) is None:
+            (self.prefilling if job in self.prefilling else self.decoding).remove(job)
+            self._release(job)
+        return True
+
+    def step(self) -> Tuple[float, List[Tuple[Hashable, int]]]:
+        """Run one step: how long it takes [s], and the tokens it emits for each request."""
+        profile = self.profile
+        self.admitted = []
+        emitted: List[Tuple[Hashable, int]] = []
+        finished = False
+        context, preemptions = 0, self.preemptions
+        for job in self.decoding:  # _grow may shorten the list at its end
+            if job.computed == job.capacity and not self._grow(job):
+                break
+            context += job.computed
+            job.computed += 1
+            job.n_out += 1
+            finished |= job.n_out == job.max_tokens
+            emitted.append((job.id, 1))
+        decode_tokens = self.sequences = len(emitted)
+        prefill_tokens = 0
+        if self.prefilling or self.queue:
+            may_admit = self.preemptions == preemptions
+            prefill_tokens = self._prefill(profile.max_num_batched_tokens - decode_tokens,
+                                           may_admit, emitted)
+            finished |= len(emitted) > decode_tokens
+        self.generation_tokens += len(emitted)
+        if finished:
+            self._retire()
+        if not self.sequences:
+            return 0.0, emitted
+        return (max(decode_tokens * profile.flop_s_per_token,
+                    profile.weights_s + profile.kv_s_per_token * context)
+                + prefill_tokens * profile.prefill_s_per_token
+                + self.sequences * profile.sequence_s + profile.overhead_s), emitted
+
+    def _prefill(self, budget: int, may_admit: bool, emitted: List[Tuple[Hashable, int]]) -> int:
+        """Spend the rest of a step's tokens on prompts, the oldest first; how many were used."""
+        left, at = budget, 0
+        while left:
+            if at == len(self.prefilling) and not (may_admit and self._admit()):
+                break
+            job = self.prefilling[at]
+            chunk = min(left, job.target - job.computed)
+            left -= chunk
+            job.computed += chunk
+            self.sequences += 1
+            self._publish(job)
+            if job.computed < job.target:
+                break  # out of tokens
+            at += 1
+            if not job.n_out:
+                self.prompt_tokens += job.n_in
+            job.n_out += 1
+            emitted.append((job.id, 1))
+        self.decoding += self.prefilling[:at]
+        del self.prefilling[:at]
+        return budget - left
+
+    def _admit(self) -> bool:
+        """Give the head of the queue a seat and the blocks of all it must prefill."""
+        if not self.queue or self.running >= self.profile.max_num_seqs:
+            return False
+        job = next(iter(self.queue.values()))
+        job.target = job.n_in + job.n_out
+        hits = 0
+        for key in job.keys[:(job.target - 1) // self.profile.block_tokens]:
+            if key not in self.references:
+                break
+            hits += 1
+        found = job.keys[:hits]
+        need = self._blocks(job.target) - hits
+        if need > self.free_blocks + len(self.idle) - sum(key in self.idle for key in found):
+            return False
+        for key in found:
+            self.references[key] += 1
+            self.idle.pop(key, None)
+        self._take(need)
+        job.held = list(found)
+        job.published = hits
+        job.computed = hits * self.profile.block_tokens
+        job.capacity = (hits + need) * self.profile.block_tokens
+        if job.cached < 0:
+            job.cached = job.computed
+            self.prefix_query_tokens += job.n_in if self.profile.prefix_caching else 0
+            self.prefix_hit_tokens += job.cached
+        del self.queue[job.id]
+        self.prefilling.append(job)
+        self.admitted.append(job.id)
+        return True
+
+    def _grow(self, job: Job) -> bool:
+        """One more block for a decoding job, at the cost of later arrivals; False if it lost."""
+        self._publish(job)
+        while not self._take(1):
+            victim = (self.prefilling or self.decoding).pop()
+            self._release(victim)
+            self.queue[victim.id] = victim
+            self.queue.move_to_end(victim.id, last=False)
+            self.preemptions += 1
+            if victim is job:
+                return False
+        job.capacity += self.profile.block_tokens
+        return True
+
+    def _retire(self) -> None:
+        """Let go of the jobs that have all their tokens."""
+        for job in self.decoding:
+            if job.n_out == job.max_tokens:
+                self._publish(job)
+                self._release(job)
+                del self.jobs[job.id]
+        self.decoding = [job for job in self.decoding if job.n_out < job.max_tokens]
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.profile.block_tokens)
+
+    def _take(self, blocks: int) -> bool:
+        """Take free blocks: empty ones first, then the cached ones that were idle longest."""
+        if blocks > self.free_blocks + len(self.idle):
+            return False
+        for _ in range(blocks - self.free_blocks):
+            key, _none = self.idle.popitem(last=False)
+            del self.references[key]
+            self.free_blocks += 1
+        self.free_blocks -= blocks
+        return True
+
+    def _publish(self, job: Job) -> None:
+        """Put the blocks that a job has filled into the prefix cache."""
+        full = min(job.computed // self.profile.block_tokens, len(job.keys))
+        for key in job.keys[job.published:full]:
+            if key not in self.references:  # else it was computed twice, and this one stays private
+                self.references[key] = 1
+                job.held.append(key)
+        job.published = max(job.published, full)
+
+    def _release(self, job: Job) -> None:
+        """Give a job's blocks back, its last first to be lost."""
+        self.free_blocks += job.capacity // self.profile.block_tokens - len(job.held)
+        for key in reversed(job.held):
+            self.references[key] -= 1
+            if not self.references[key]:
+                self.idle[key] = None
+        job.held = []
+        job.computed = job.capacity = job.published = 0
+
+
+# ---- 11. The mock server -----------------------------------------------------------------------
+# The engine behind real HTTP and SSE: one thread, an absolute timeline, vLLM's shapes.
+
+MODEL = "mock-model"
+FINGERPRINT = "loadgen-mock"
+HEAD_BYTES_MAX, BODY_BYTES_MAX, PIPELINED_BYTES_MAX = 64 * KIB, 64 * MIB, MIB
+UNREAD_BYTES_MAX = 64 * MIB  # of an answer that the client does not take
+SPIN_NS = 150_000  # the last stretch to a deadline is spent awake
+SLIP_NS = 250_000_000  # later than this (a stopped process), the timeline starts afresh
+CHAT_OVERHEAD_TOKENS = 7
+CHAT_TOKENS_DEFAULT, COMPLETION_TOKENS_DEFAULT = 128, 16
+STDIN = 0
+TRUTHS_MAX = 200_000
+REPLY_WORDS = [f" w{n:03d}" for n in range(1000)]
+REPLY_UTF8 = [word.encode() for word in REPLY_WORDS]
+PIECE = b"x" * 64 * KIB
+
+clock_ns = time.perf_counter_ns
+compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class RequestError(Exception):
+    """A request that gets an error for an answer: code, message, type, parameter."""
+
+    def __init__(self, code: int, message: str, kind: str = "BadRequestError",
+                 param: Optional[str] = None) -> None:
+        """An error in vLLM's shape."""
+        super().__init__(message)
+        self.code = code
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Ask(NamedTuple):
+    """What a generation request asks for."""
+
+    chat: bool
+    stream: bool
+    usage: bool  # stream_options.include_usage
+    usage_always: bool  # stream_options.continuous_usage_stats
+    tokens: Sequence[Hashable]
+    max_tokens: int
+    finish: str
+
+
+def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
+    """The prompt's tokens: given ids are themselves, text counts one for each word.
+
+    A chat costs CHAT_OVERHEAD_TOKENS more, whatever its messages; they stand first.
+    """
+    if chat:
+        messages = data.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise RequestError(400, "messages: a list with at least one message is required")
+        tokens: List[Hashable] = [""] * CHAT_OVERHEAD_TOKENS
+        for message in messages:
+            content = message.get("content") if isinstance(message, dict) else None
+            parts = content if isinstance(content, list) else [{"text": content or ""}]
+            for part in parts:
+                tokens += str(part.get("text", "") if isinstance(part, dict) else part).split()
+        return tokens
+    prompt = data.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return list(prompt.split()) or [""]
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return list(prompt)
+    raise RequestError(400, "prompt: a text or one list of token ids is required", param="prompt")
+
+
+def ask_of(body: bytes, chat: bool, model: str, model_len: int) -> Ask:
+    """A request's body as what it asks for.
+
+    The mock never meets an end of sequence before max_tokens, with ignore_eos or without; a chat
+    that sets no max_tokens stops by itself.
+    """
+    try:
+        data = json.loads(body)
+        if not isinstance(data, dict):
+            raise ValueError("an object is required")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"JSON decode error: {error}", "Bad Request", "body") from None
+    if data.get("model") not in (None, "", model):
+        raise RequestError(404, f"The model `{data['model']}` does not exist. "
+                           f"Valid aliases: {model}.", "NotFoundError", "model")
+    if data.get("n") not in (None, 1):
+        raise RequestError(400, "the mock answers n=1 only", param="n")
+    options = data.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise RequestError(400, "stream_options must be an object", param="stream_options")
+    tokens = tokens_of(data, chat)
+    wanted = data.get("max_tokens")
+    if chat and data.get("max_completion_tokens") is not None:
+        wanted = data["max_completion_tokens"]
+    if wanted is not None and (type(wanted) is not int or wanted < 1):
+        raise RequestError(400, f"max_tokens must be at least 1, got {wanted}.", param="max_tokens")
+    if wanted is not None and wanted > model_len:
+        raise RequestError(400, f"max_tokens={wanted} cannot be greater than max_model_len="
+                           f"{model_len}. Please request fewer output tokens.", param="max_tokens")
+    finish = "length" if wanted or not chat else "stop"
+    default = CHAT_TOKENS_DEFAULT if chat else COMPLETION_TOKENS_DEFAULT
+    return Ask(chat, data.get("stream") is True, options.get("include_usage") is True,
+               options.get("continuous_usage_stats") is True, tokens, wanted or default, finish)
+
+
+class Exchange:
+    """One request for tokens and its answer so far."""
+
+    def __init__(self, ask: Ask, conn: Connection, number: int, name: str, model: str) -> None:
+        """A request that is complete."""
+        self.ask, self.conn, self.number = ask, conn, number
+        self.id = name or f"{number:016x}"
+        self.recv_ns, self.start_ns, self.first_ns, self.last_ns = conn.recv_ns, 0, 0, 0
+        self.n_in, self.n_out, self.cached = len(ask.tokens), 0, 0
+        self.job: Optional[Job] = None
+        self.faults: List[Fault] = []
+        self.kept: List[bytes] = []  # what a fault holds back
+        self.packer: Any = None
+        self.start: str  # how each of its chunks begins
+        self.kind = "chat.completion" if ask.chat else "text_completion"
+        chunk = ".chunk" if ask.chat and ask.stream else ""
+        label = compact(("chatcmpl-" if ask.chat else "cmpl-") + self.id)
+        self.start = (f'{{"id":{label},"object":"{self.kind}{chunk}","created":{int(time.time())},'
+                      f'"model":{compact(model)},"choices":')
+        self.before, self.after = b"", b""  # an inner token's event on the wire, its word between
+        self.plain = False  # a stream whose inner events no fault and no usage touches
+
+    def word(self, index: int) -> int:
+        """The number of the word that is the output's token so far along."""
+        return (self.number * 37 + index * 7) % len(REPLY_WORDS)
+
+    def usage(self) -> str:
+        """The usage so far, as JSON."""
+        details = f',"prompt_tokens_details":{{"cached_tokens":{self.cached}}}'
+        return (f'{{"prompt_tokens":{self.n_in},"total_tokens":{self.n_in + self.n_out},'
+                f'"completion_tokens":{self.n_out}{details if self.cached > 0 else ""}}}')
+
+    def event(self, choices: str, rest: str = "") -> bytes:
+        """One chunk of the stream as an SSE event."""
+        usage = f',"usage":{self.usage()}' if self.ask.usage_always and choices != "[]" else ""
+        return f"data: {self.start}{choices}{usage}{rest}}}\n\n".encode()
+
+    def role_event(self) -> bytes:
+        """The chunk that opens a chat."""
+        return self.event('[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+                          '"finish_reason":null}]', ',"prompt_token_ids":null,"prompt_text":null')
+
+    def token_event(self, text: str, last: bool) -> bytes:
+        """The chunk of one token."""
+        reason = f'"{self.ask.finish}"' if last else "null"
+        stop = ',"stop_reason":null' if last or not self.ask.chat else ""
+        prompt = "" if self.ask.chat else '"prompt_token_ids":null,'
+        content = f'"delta":{{"content":"{text}"}}' if self.ask.chat else f'"text":"{text}"'
+        return self.event(f'[{{"index":0,{content},"logprobs":null,"finish_reason":{reason}{stop},'
+                          f'{prompt}"token_ids":null}}]', self.mark() if last else "")
+
+    def mark(self) -> str:
+        """The fingerprint, which stands in the last chunk."""
+        return "" if self.ask.usage else f',"system_fingerprint":"{FINGERPRINT}"'
+
+    def usage_event(self) -> bytes:
+        """The chunk that has no choices but the usage."""
+        return self.event("[]", f',"usage":{self.usage()},"system_fingerprint":"{FINGERPRINT}"')
+
+    def whole(self) -> bytes:
+        """The answer to a request that wanted no stream."""
+        text = "".join(REPLY_WORDS[self.word(index)] for index in range(self.n_out))
+        said = (f'"message":{{"role":"assistant","content":"{text}","refusal":null}}'
+                if self.ask.chat else f'"text":"{text}"')
+        return (f'{self.start}[{{"index":0,{said},"logprobs":null,"finish_reason":'
+                f'"{self.ask.finish}","stop_reason":null}}],"system_fingerprint":"{FINGERPRINT}",'
+                f'"usage":{self.usage()}}}').encode()
+
+    def truth(self, ended: str) -> Dict[str, Any]:
+        """What /truth tells of it."""
+        return {"id": self.id, "recv_ns": self.recv_ns, "start_ns": self.start_ns,
+                "first_ns": self.first_ns, "last_ns": self.last_ns, "n_in": self.n_in,
+                "n_out": self.n_out, "cached": self.cached, "ended": ended}
+
+
+class Connection:
+    """A client's socket, what it is sending, and what it has not taken yet."""
+
+    __slots__ = ("body", "close_after", "closed", "data", "events", "exchange", "framed", "head",
+                 "out", "parts", "pump", "recv_ns", "size", "sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        """A new connection."""
+        self.sock = sock
+        self.events = READABLE
+        self.data = bytearray()  # not parsed yet
+        self.recv_ns = 0  # when its last bytes came
+        self.head: Optional[Head] = None
+        self.body: Optional[Body] = None
+        self.parts: List[bytes] = []
+        self.size = 0
+        self.out = bytearray()
+        self.pump: Optional[Iterator[bytes]] = None  # the rest of an endless answer
+        self.exchange: Optional[Exchange] = None  # at most one at a time
+        self.framed = True  # chunked, as HTTP/1.1 has it
+        self.close_after = self.closed = False
+
+
+# A fault may answer instead of the engine (True: it did), change each SSE event into what is sent
+# for it, or strike once half of the tokens are out.
+Answering = Callable[["MockServer", Exchange, str], bool]
+Changing = Callable[[Exchange, bytes], List[bytes]]
+Striking = Callable[["MockServer", Exchange], None]
+
+
+class Fault(NamedTuple):
+    """A way to misbehave."""
+
+    says: str
+    answer: Optional[Answering] = None
+    event: Optional[Changing] = None
+    half: Optional[Striking] = None
+    argument: str = ""
+
+
+def answer_status(server: MockServer, exchange: Exchange, code: str) -> bool:
+    """An error status with vLLM's error object."""
+    more = "retry-after: 1\r\n" if code == "429" else ""
+    refused = RequestError(int(code), f"injected status {code}", "InjectedError")
+    server.reply(exchange.conn, int(code), compact(refused.body).encode(), more=more)
+    return True
+
+
+def answer_nothing(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """FIN; as a rule that comes earlier, in accept()."""
+    server.close(exchange.conn)
+    return True
+
+
+def answer_slowly(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """The head in ten pieces, 20 ms apart; then the stream."""
+    if not exchange.ask.stream:
+        return False
+    head = server.stream_head(exchange)
+    cuts = [len(head) * part // 10 for part in range(11)]
+    for part in range(10):
+        piece = head[cuts[part]:cuts[part + 1]]
+        server.later(part * 20 * MS, functools.partial(server.send, exchange.conn, piece))
+    server.later(200 * MS, functools.partial(server.submit, exchange, False))
+    return True
+
+
+def answer_empty(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """A well-formed stream without a token."""
+    if not exchange.ask.stream:
+        return False
+    server.send(exchange.conn, server.stream_head(exchange))
+    server.emit(exchange, exchange.role_event())
+    ends = exchange.token_event("", last=True)
+    server.emit(exchange, ends.replace(b'"content":""', b"").replace(b'"length"', b'"stop"'))
+    server.finish(exchange)
+    return True
+
+
+def answer_page(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """A web page."""
+    page = b"<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>\n"
+    server.reply(exchange.conn, 200, page, kind="text/html")
+    return True
+
+
+def answer_elsewhere(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """A redirect."""
+    server.reply(exchange.conn, 307, b"", more="location: /v1/elsewhere\r\n")
+    return True
+
+
+def answer_endlessly(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """A head that never ends."""
+    lines = (b"x-filler-%d: %b\r\n" % (number, PIECE[:KIB]) for number in itertools.count())
+    exchange.conn.pump = itertools.chain([b"HTTP/1.1 200 OK\r\n"], lines)
+    server.flush(exchange.conn)
+    return True
+
+
+def answer_whole(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """One JSON object although a stream was asked for."""
+    exchange.ask = exchange.ask._replace(stream=False)
+    exchange.start = exchange.start.replace(".chunk", "", 1)
+    return False
+
+
+def answer_packed(server: MockServer, exchange: Exchange, _: str) -> bool:
+    """Everything compressed from here on."""
+    exchange.packer = zlib.compressobj(wbits=31)
+    return False
+
+
+def pack(exchange: Exchange, event: bytes) -> List[bytes]:
+    """An event compressed, and flushed so that it can be read at once."""
+    return [exchange.packer.compress(event) + exchange.packer.flush(zlib.Z_SYNC_FLUSH)]
+
+
+def bundle(exchange: Exchange, event: bytes) -> List[bytes]:
+    """Nothing until there are eight, or the end."""
+    exchange.kept.append(event)
+    if len(exchange.kept) < 8 and b"[DONE]" not in event:
+        return []
+    kept, exchange.kept = exchange.kept, []
+    return [b"".join(kept)]
+
+
+def lie(exchange: Exchange, event: bytes) -> List[bytes]:
+    """Twice the completion tokens that there were."""
+    told = re.sub(rb'"completion_tokens":(\d+)',
+                  lambda found: b'"completion_tokens":%d' % (2 * int(found[1])), event)
+    return [told]
+
+
+def strike_reset(server: MockServer, exchange: Exchange) -> None:
+    """RST."""
+    exchange.conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close(exchange.conn)
+
+
+def strike_error(server: MockServer, exchange: Exchange) -> None:
+    """An error object in the stream, then [DONE], as vLLM does it."""
+    error = RequestError(500, "injected error", "InternalServerError").body
+    server.emit(exchange, f"data: {compact(error)}\n\n".encode())
+    server.engine.abort(exchange.number)
+    server.finish(exchange, "error")
+
+
+def strike_huge(server: MockServer, exchange: Exchange) -> None:
+    """One line of a GiB."""
+    server.engine.abort(exchange.number)
+    exchange.conn.pump = itertools.chain(
+        [encode_chunk(b"data: ")], itertools.repeat(encode_chunk(PIECE), MIB // 64),
+        [encode_chunk(b"\n\n"), LAST_CHUNK])
+    server.flush(exchange.conn)
+
+
+FAULTS: Dict[str, Fault] = {
+    "status": Fault("status:CODE is the answer; 429 with Retry-After", answer_status),
+    "refuse": Fault("the connection is closed as soon as it is made", answer_nothing),
+    "silent": Fault("never answers", answer=lambda server, exchange, _: True),
+    "slow_head": Fault("the head trickles in over 0.2 s", answer_slowly),
+    "endless_head": Fault("headers without end", answer_endlessly),
+    "html": Fault("a web page with status 200", answer_page),
+    "redirect": Fault("307 to another path", answer_elsewhere),
+    "not_stream": Fault("one JSON object instead of a stream", answer_whole),
+    "empty": Fault("role, finish and usage, but no token", answer_empty),
+    "gzip": Fault("a compressed stream, though nobody asked", answer_packed, pack),
+    "reset": Fault("RST half-way", half=strike_reset),
+    "truncate": Fault("FIN half-way", half=lambda server, exchange: server.close(exchange.conn)),
+    "stall": Fault("nothing more from half-way on",
+                   half=lambda server, exchange: server.drop(exchange)),
+    "error_event": Fault("an error object half-way, then [DONE]", half=strike_error),
+    "huge_line": Fault("a line of 1 GiB half-way", half=strike_huge),
+    "bad_json": Fault("an event half-way that is not JSON",
+                      half=lambda server, exchange: server.emit(
+                          exchange, f"data: {exchange.start}[{{\n\n".encode())),
+    "no_done": Fault("no [DONE]",
+                     event=lambda _, event: [] if b"[DONE]" in event else [event]),
+    "no_usage": Fault("no usage, though asked for",
+                      event=lambda _, event: [] if b'"choices":[],' in event else [event]),
+    "wrong_usage": Fault("usage tells twice the tokens", event=lie),
+    "crlf": Fault("lines end in CR LF", event=lambda _, event: [event.replace(b"\n", b"\r\n")]),
+    "no_space": Fault("no space after data:",
+                      event=lambda _, event: [event.replace(b"data: ", b"data:", 1)]),
+    "comments": Fault("a comment before every event",
+                      event=lambda _, event: [b": keep-alive\n\n" + event]),
+    "split": Fault("every event in three sends",
+                   event=lambda _, event: [event[:9], event[9:-1], event[-1:]]),
+    "bundle": Fault("eight events in one send", event=bundle),
+}
+
+
+class Faults(NamedTuple):
+    """Which faults strike, each with the share of requests that it strikes, and the seed."""
+
+    rates: Tuple[Tuple[Fault, str, float], ...] = ()
+    seed: int = 0
+
+
+NO_FAULTS = Faults()
+
+
+def fault_named(text: str) -> Tuple[str, Fault]:
+    """A fault by its name, with its argument."""
+    name, colon, argument = text.partition(":")
+    if name not in FAULTS:
+        raise UserError(f"no fault is called {name!r}{near(name, FAULTS)}")
+    if (name == "status") != bool(colon):
+        raise UserError(f"fault {text!r}: " + ("write status:503" if name == "status" else
+                                               "only status takes an argument"))
+    if colon and not (argument.isascii() and argument.isdigit() and 400 <= int(argument) < 600):
+        raise UserError(f"fault {text!r}: the status must be from 400 to 599")
+    return name, FAULTS[name]._replace(argument=argument)
+
+
+def parse_faults(text: str, seed: int = 0) -> Faults:
+    """'stall=0.05,status:503=0.1': each fault and its share of the requests, 1 if not given."""
+    rates = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        given, equals, share = item.partition("=")
+        name, fault = fault_named(given.strip())
+        try:
+            rate = float(share) if equals else 1.0
+        except ValueError:
+            rate = -1.0
+        if not 0 <= rate <= 1:
+            raise UserError(f"fault {item!r}: the share of requests must be from 0 to 1")
+        rates.append((fault, name, rate))
+    return Faults(tuple(rates), seed)
+
+
+class Histogram:
+    """Counts of seconds up to each bound, as Prometheus has them."""
+
+    BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,
+              0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0,
+              40.0, 60.0, 80.0, 120.0, 160.0, 640.0, 2560.0)
+
+    def __init__(self) -> None:
+        """Nothing counted yet."""
+        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.total_s = 0.0
+
+    def add(self, value_s: float) -> None:
+        """Count one."""
+        self.counts[bisect.bisect_left(self.BOUNDS, value_s)] += 1
+        self.total_s += value_s
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """Its lines in the Prometheus text format."""
+        total = 0
+        for bound, number in zip((*map(str, self.BOUNDS), "+Inf"), self.counts):
+            total += number
+            yield f'{name}_bucket{{le="{bound}",{labels}}} {float(total)}'
+        yield f"{name}_count{{{labels}}} {float(total)}"
+        yield f"{name}_sum{{{labels}}} {self.total_s!r}"
+
+
+REASONS = {200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found",
+           405: "Method Not Allowed", 413: "Content Too Large", 429: "Too Many Requests",
+           431: "Request Header Fields Too Large", 500: "Internal Server Error",
+           502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}
+HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "e2e_request_latency",
+              "request_queue_time", "request_prefill_time", "request_decode_time")
+POSTS = ("/v1/chat/completions", "/v1/completions")
+
+
+class MockServer:
+    """Serves the engine in real time, on an absolute timeline.
+
+    A step starts when the one before it ended, or when a request arrives at an idle engine; its
+    tokens are sent at its end, never before. A request header `X-Mock-Fault: NAME` makes that one
+    request misbehave.
+    """
+
+    def __init__(self, profile: Profile, host: str = "127.0.0.1", port: int = 0,
+                 faults: Faults = NO_FAULTS, model: str = MODEL) -> None:
+        """Listen, and serve from run() on."""
+        import random
+        self.engine, self.faults, self.model = Engine(profile), faults, model
+        self.chance = random.Random(faults.seed)
+        self.numbers = itertools.count(1)
+        self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
+        self.truths: Deque[Dict[str, Any]] = collections.deque(maxlen=TRUTHS_MAX)
+        self.emitted: List[Tuple[Hashable, int]] = []  # what the step in progress will give
+        self.end_ns = 0  # when it ends; 0: no step in progress
+        self.timers: List[Tuple[int, int, Callable[[], Any]]] = []
+        self.histograms = {name: Histogram() for name in HISTOGRAMS}
+        self.ends = collections.Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        self.prompt_tokens = self.generation_tokens = self.slips = 0
+        self.stopping = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.listener = socket.socket(family, socket.SOCK_STREAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.listener.bind((host, port))
+            self.listener.listen(4096)
+        except (OSError, OverflowError) as error:
+            self.listener.close()
+            raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+        self.listener.setblocking(False)
+        self.port: int = self.listener.getsockname()[1]
+        import selectors
+        self.selector = selectors.DefaultSelector()
+        self.waker, self.woken = socket.socketpair()
+        self.selector.register(self.woken, READABLE)
+        self.selector.register(self.listener, READABLE)
+
+    # -- time --
+
+    def run(self) -> None:
+        """Serve until stop()."""
+        while not self.stopping:
+            due_ns = self.due_ns()
+            self.wait(due_ns)
+            if due_ns and due_ns - clock_ns() > SPIN_NS:
+                continue
+            while clock_ns() < due_ns:
+                pass
+            while self.timers and self.timers[0][0] <= clock_ns():
+                heapq.heappop(self.timers)[2]()
+            if self.end_ns and self.end_ns <= clock_ns():
+                self.deliver()
+
+    def stop(self) -> None:
+        """End run(); may be called from a signal handler or another thread."""
+        self.stopping = True
+        self.waker.send(b".")
+
+    def watch_stdin(self) -> None:
+        """Stop when stdin ends: the parent is gone."""
+        with contextlib.suppress(OSError, ValueError):  # a file or nothing: never readable
+            self.selector.register(STDIN, READABLE)
+
+    def due_ns(self) -> int:
+        """The next deadline, 0 if there is none."""
+        if self.timers and (not self.end_ns or self.timers[0][0] < self.end_ns):
+            return self.timers[0][0]
+        return self.end_ns
+
+    def later(self, delay_s: float, call: Callable[[], Any]) -> None:
+        """Call something after a while."""
+        heapq.heappush(self.timers, (clock_ns() + int(delay_s / NS), next(self.numbers), call))
+
+    def wait(self, due_ns: int) -> None:
+        """Serve the sockets until shortly before a deadline.
+
+        select() on the selector's own descriptor is exact to 0.1 ms, epoll's timeout only to 1 ms.
+        """
+        left_s = (due_ns - clock_ns() - SPIN_NS) * NS if due_ns else 3600.0
+        descriptor = getattr(self.selector, "fileno", None)
+        if descriptor and left_s > 0:
+            select.select([descriptor()], [], [], left_s)
+            left_s = 0.0
+        for served, (key, mask) in enumerate(self.selector.select(max(0.0, left_s))):
+            if served >= 4 and due_ns and clock_ns() >= due_ns:
+                break  # the others stay ready
+            if key.fileobj is self.listener:
+                self.accept()
+            elif key.fd == STDIN:
+                self.stopping |= not os.read(STDIN, KIB)
+            elif key.data:
+                if mask & WRITABLE:
+                    self.flush(key.data)
+                if mask & READABLE:
+                    self.read(key.data)
+
+    def begin(self, start_ns: int) -> None:
+        """Start a step if there is something to do."""
+        duration_s, self.emitted = self.engine.step()
+        self.end_ns = start_ns + max(1, round(duration_s / NS)) if duration_s else 0
+        for number in self.engine.admitted:
+            exchange = self.exchanges[number]
+            exchange.start_ns = exchange.start_ns or max(start_ns, exchange.recv_ns)
+
+    def deliver(self) -> None:
+        """A step has ended: send its tokens, and start the next."""
+        ended: List[Exchange] = []
+        add_gap, exchanges = self.histograms["inter_token_latency"].add, self.exchanges
+        generated = 0
+        for number, _one in self.emitted:
+            exchange = exchanges.get(number)
+            if exchange is None:
+                continue  # it went away
+            now_ns = clock_ns()
+            if exchange.n_out:
+                add_gap((now_ns - exchange.last_ns) * NS)
+            else:
+                self.first(exchange, now_ns)
+            exchange.last_ns = now_ns
+            exchange.n_out += 1
+            generated += 1
+            if exchange.n_out == exchange.ask.max_tokens:
+                ended.append(exchange)
+            if exchange.plain and 1 < exchange.n_out < exchange.ask.max_tokens:
+                word = REPLY_UTF8[exchange.word(exchange.n_out - 1)]
+                self.send(exchange.conn, exchange.before + word + exchange.after)
+            else:
+                self.send_token(exchange)
+        self.generation_tokens += generated
+        for exchange in ended:
+            if self.exchanges.pop(exchange.number, None):
+                self.finish(exchange, exchange.ask.finish)
+        start_ns = self.end_ns
+        if clock_ns() - start_ns > SLIP_NS:
+            self.slips += 1
+            start_ns = clock_ns()
+        self.begin(start_ns)
+
+    # -- answers --
+
+    def submit(self, exchange: Exchange, with_head: bool = True) -> None:
+        """Hand a request to the engine, and open its answer."""
+        if exchange.conn.closed:
+            return
+        ask = exchange.ask
+        words = [REPLY_WORDS[exchange.word(index)][1:] for index in range(ask.max_tokens)]
+        keys = block_keys([*ask.tokens, *words], self.engine.profile.block_tokens)
+        exchange.job = self.engine.submit(exchange.number, exchange.n_in, ask.max_tokens, keys)
+        self.exchanges[exchange.number] = exchange
+        if ask.stream:
+            exchange.plain = not (exchange.faults or ask.usage_always)
+            sample = self.frame(exchange, exchange.token_event(REPLY_WORDS[0], last=False))
+            exchange.before, _word, exchange.after = sample.rpartition(REPLY_UTF8[0])
+            if with_head:
+                self.send(exchange.conn, self.stream_head(exchange))
+        if not self.end_ns:
+            self.begin(clock_ns())
+
+    def first(self, exchange: Exchange, now_ns: int) -> None:
+        """Book an exchange's first token."""
+        exchange.first_ns = now_ns
+        self.prompt_tokens += exchange.n_in
+        self.histograms["time_to_first_token"].add((now_ns - exchange.recv_ns) * NS)
+        if exchange.job:
+            exchange.cached = exchange.job.cached
+
+    def send_token(self, exchange: Exchange) -> None:
+        """Send a token that is not like the others: the first, the last, or one with a fault."""
+        ask = exchange.ask
+        if ask.stream:
+            text = REPLY_WORDS[exchange.word(exchange.n_out - 1)]
+            event = exchange.token_event(text, exchange.n_out == ask.max_tokens)
+            if exchange.plain and exchange.n_out == 1 and ask.chat:
+                self.send(exchange.conn, self.frame(exchange, exchange.role_event())
+                          + self.frame(exchange, event))
+            else:
+                if exchange.n_out == 1 and ask.chat:
+                    self.emit(exchange, exchange.role_event())
+                self.emit(exchange, event)
+        if ask.stream and exchange.n_out == max(1, ask.max_tokens // 2):
+            for fault in exchange.faults:
+                if fault.half and not exchange.conn.closed:
+                    fault.half(self, exchange)
+
+    def frame(self, exchange: Exchange, data: bytes) -> bytes:
+        """Bytes of a stream as they go over the wire."""
+        return encode_chunk(data) if exchange.conn.framed else data
+
+    def emit(self, exchange: Exchange, event: bytes) -> None:
+        """Send an event as the exchange's faults will have it."""
+        sends = [event]
+        for fault in exchange.faults:
+            if fault.event:
+                sends = [part for one in sends for part in fault.event(exchange, one)]
+        for part in sends:
+            self.send(exchange.conn, self.frame(exchange, part))
+
+    def drop(self, exchange: Exchange) -> None:
+        """Forget a request that the engine still works on."""
+        self.engine.abort(exchange.number)
+        if self.exchanges.pop(exchange.number, None):
+            self.record(exchange, "abort")
+
+    def finish(self, exchange: Exchange, ended: str = "stop") -> None:
+        """End an answer; the connection may then ask again."""
+        self.exchanges.pop(exchange.number, None)
+        conn, ask = exchange.conn, exchange.ask
+        self.record(exchange, ended)
+        if not ask.stream:
+            self.reply(conn, 200, exchange.whole())
+            return
+        if ask.usage and ended != "error":
+            self.emit(exchange, exchange.usage_event())
+        self.emit(exchange, b"data: [DONE]\n\n")
+        rest = b"".join(exchange.kept) + (exchange.packer.flush() if exchange.packer else b"")
+        if rest:
+            self.send(conn, self.frame(exchange, rest))
+        if conn.framed:
+            self.send(conn, LAST_CHUNK)
+        self.next(conn)
+
+    def record(self, exchange: Exchange, ended: str) -> None:
+        """Keep the truth about a request, and its metrics."""
+        self.truths.append(exchange.truth(ended))
+        self.ends[ended] += 1
+        if ended in ("stop", "length") and exchange.n_out:
+            for name, from_ns, to_ns in (
+                    ("e2e_request_latency", exchange.recv_ns, exchange.last_ns),
+                    ("request_queue_time", exchange.recv_ns, exchange.start_ns),
+                    ("request_prefill_time", exchange.start_ns, exchange.first_ns),
+                    ("request_decode_time", exchange.first_ns, exchange.last_ns)):
+                self.histograms[name].add((to_ns - from_ns) * NS)
+
+    def stream_head(self, exchange: Exchange) -> bytes:
+        """The head of a stream."""
+        packed = "content-encoding: gzip\r\n" if exchange.packer else ""
+        framing = "transfer-encoding: chunked\r\n" if exchange.conn.framed else ""
+        return self.head(exchange.conn, 200, "text/event-stream; charset=utf-8", packed + framing)
+
+    def head(self, conn: Connection, code: int, kind: str, more: str) -> bytes:
+        """The head of any answer."""
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        ends = "connection: close\r\n" if conn.close_after else ""
+        return (f"HTTP/1.1 {code} {REASONS.get(code, 'Injected')}\r\ndate: {date}\r\n"
+                f"server: {FINGERPRINT}\r\ncontent-type: {kind}\r\n{more}{ends}\r\n").encode()
+
+    def reply(self, conn: Connection, code: int, body: bytes, kind: str = "application/json",
+              more: str = "") -> None:
+        """A whole answer in one send."""
+        self.send(conn, self.head(conn, code, kind, f"content-length: {len(body)}\r\n{more}")
+                  + body)
+        self.next(conn)
+
+    def next(self, conn: Connection) -> None:
+        """An answer is complete: close, or go on with what has come meanwhile."""
+        conn.exchange = conn.head = conn.body = None
+        if conn.close_after:
+            self.flush(conn)
+        elif conn.data and not conn.closed:
+            self.later(0, functools.partial(self.parse, conn))
+
+    # -- sockets --
+
+    def accept(self) -> None:
+        """Take new connections, some at a time."""
+        for _ in range(32):
+            try:
+                sock, _address = self.listener.accept()
+            except OSError:  # none left, gone already, or no descriptors
+                return
+            if self.struck("refuse"):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.selector.register(sock, READABLE, Connection(sock))
+
+    def struck(self, name: str) -> bool:
+        """Whether a new connection meets this fault."""
+        return any(name == given and self.chance.random() < rate
+                   for _fault, given, rate in self.faults.rates)
+
+    def send(self, conn: Connection, data: bytes) -> None:
+        """Send at once what the socket takes, and the rest when it can."""
+        if not conn.out and not conn.closed:
+            try:
+                sent = conn.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.close(conn)
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        if conn.closed:
+            return
+        conn.out += data
+        if len(conn.out) > UNREAD_BYTES_MAX:
+            self.close(conn)
+        else:
+            self.watch(conn, READABLE | WRITABLE)
+
+    def flush(self, conn: Connection) -> None:
+        """Send what is left; close if that was all there will be."""
+        while not conn.closed:
+            if not conn.out and conn.pump:
+                conn.out += next(conn.pump, b"")
+            if not conn.out:
+                self.watch(conn, READABLE)
+                if conn.close_after and conn.exchange is None:
+                    self.close(conn)
+                return
+            try:
+                del conn.out[:conn.sock.send(conn.out)]
+            except BlockingIOError:
+                self.watch(conn, READABLE | WRITABLE)
+                return
+            except OSError:
+                self.close(conn)
+            if conn.pump:
+                self.watch(conn, READABLE | WRITABLE)
+                return  # others are waiting
+
+    def watch(self, conn: Connection, events: int) -> None:
+        """Say what the selector should report."""
+        if conn.events != events and not conn.closed:
+            conn.events = events
+            self.selector.modify(conn.sock, events, conn)
+
+    def close(self, conn: Connection) -> None:
+        """Close a connection; what it asked for is dropped."""
+        if conn.closed:
+            return
+        conn.closed = True
+        self.selector.unregister(conn.sock)
+        conn.sock.close()
+        exchange, conn.exchange = conn.exchange, None
+        if exchange:
+            self.drop(exchange)
+
+    def read(self, conn: Connection) -> None:
+        """Take what a client sends."""
+        if conn.closed:
+            return
+        try:
+            data = conn.sock.recv(64 * KIB)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        conn.recv_ns = clock_ns()
+        conn.data += data
+        if not data or (conn.exchange and len(conn.data) > PIPELINED_BYTES_MAX):
+            self.close(conn)
+        else:
+            self.parse(conn)
+
+    def parse(self, conn: Connection) -> None:
+        """Head, then body, then the answer; what is no HTTP ends the connection."""
+        try:
+            while conn.data and conn.exchange is None and not conn.closed:
+                if conn.body is None and (conn.close_after or not self.parse_head(conn)):
+                    return
+                if conn.head and conn.body:
+                    self.parse_body(conn, conn.head, conn.body)
+        except WireError as error:
+            self.refuse(conn, RequestError(400, f"bad request: {error}"), hang_up=True)
+        except RequestError as refused:
+            self.refuse(conn, refused, hang_up=True)
+
+    def refuse(self, conn: Connection, refused: RequestError, hang_up: bool = False) -> None:
+        """Answer with an error."""
+        conn.close_after |= hang_up
+        self.reply(conn, refused.code, compact(refused.body).encode())
+
+    def parse_head(self, conn: Connection) -> bool:
+        """The head of the next request; False if it is not all here."""
+        head = take_head(conn.data)
+        if head is None:
+            if len(conn.data) > HEAD_BYTES_MAX:
+                raise RequestError(431, "request head too large")
+            return False
+        conn.head, conn.body, conn.parts, conn.size = head, Body(head, False), [], 0
+        conn.framed = head.start[2] != "HTTP/1.0"
+        conn.close_after = "close" in head.headers.get("connection", "").lower() or not conn.framed
+        declared = head.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
+            raise RequestError(413, "request body too large")
+        if head.headers.get("expect", "").lower() == "100-continue":
+            self.send(conn, b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def parse_body(self, conn: Connection, head: Head, body: Body) -> None:
+        """More of a request's body; once it is complete, the answer."""
+        data = bytes(conn.data)
+        conn.data.clear()
+        conn.parts += body.feed(data)
+        conn.size += len(data)
+        if conn.size > BODY_BYTES_MAX:
+            raise RequestError(413, "request body too large")
+        if body.complete:
+            conn.data += body.leftover
+            content, conn.parts = b"".join(conn.parts), []
+            try:
+                self.handle(conn, head, content)
+            except RequestError as refused:
+                self.refuse(conn, refused)
+
+    # -- requests --
+
+    def handle(self, conn: Connection, head: Head, body: bytes) -> None:
+        """Answer one request."""
+        method, path = head.start[0], head.start[1].partition("?")[0]
+        if path in POSTS and method == "POST":
+            self.generate(conn, head, body, chat=path == POSTS[0])
+        elif path not in (*POSTS, *GETS):
+            raise RequestError(404, f"Not Found: {path}", "NotFoundError")
+        elif path in POSTS or method != "GET":
+            raise RequestError(405, f"Method Not Allowed: {method} {path}", "MethodNotAllowedError")
+        else:
+            kind, answer = GETS[path]
+            self.reply(conn, 200, answer(self).encode(), kind=kind)
+
+    def generate(self, conn: Connection, head: Head, body: bytes, chat: bool) -> None:
+        """Take in a request for tokens."""
+        ask = ask_of(body, chat, self.model, self.engine.profile.max_model_len)
+        why = self.engine.refusal(len(ask.tokens), ask.max_tokens)
+        if why:
+            raise RequestError(400, why)
+        name = head.headers.get("x-request-id", "")
+        exchange = conn.exchange = Exchange(ask, conn, next(self.numbers), name, self.model)
+        answers = self.strike(exchange, head.headers.get("x-mock-fault", ""))
+        if not any(answer(self, exchange, argument) for answer, argument in answers):
+            self.submit(exchange)
+
+    def strike(self, exchange: Exchange, asked: str) -> List[Tuple[Answering, str]]:
+        """Draw the faults that a request meets; those that answer it come back."""
+        for fault, given, rate in self.faults.rates:
+            if given != "refuse" and self.chance.random() < rate:
+                exchange.faults.append(fault)
+        if asked:
+            try:
+                exchange.faults += [fault for fault, _, _ in parse_faults(asked).rates]
+            except UserError as error:
+                exchange.conn.exchange = None
+                raise RequestError(400, str(error), param="x-mock-fault") from None
+        return [(fault.answer, fault.argument) for fault in exchange.faults if fault.answer]
+
+    def models_json(self) -> str:
+        """GET /v1/models."""
+        return compact({"object": "list", "data": [{
+            "id": self.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
+            "root": self.model, "parent": None,
+            "max_model_len": self.engine.profile.max_model_len, "permission": []}]})
+
+    def truth_json(self) -> str:
+        """GET /truth: every request that has ended, in the nanoseconds of perf_counter_ns()."""
+        return compact({"clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
+                           "slips": self.slips, "requests": list(self.truths)})
+
+    def truth_reset(self) -> str:
+        """GET /truth/reset: forget them."""
+        self.truths.clear()
+        self.slips = 0
+        return '{"ok":true}'
+
+    def metrics_text(self) -> str:
+        """GET /metrics: vLLM's names, in the Prometheus text format."""
+        engine, labels = self.engine, f'engine="0",model_name="{self.model}"'
+        running = engine.sequences if self.end_ns else 0
+        lines: List[str] = []
+        for name, kind, value in (
+                ("num_requests_running", "gauge", running),
+                ("num_requests_waiting", "gauge", engine.waiting),
+                ("kv_cache_usage_perc", "gauge", engine.kv_usage),
+                ("prefix_cache_queries_total", "counter", engine.prefix_query_tokens),
+                ("prefix_cache_hits_total", "counter", engine.prefix_hit_tokens),
+                ("num_preemptions_total", "counter", engine.preemptions),
+                ("prompt_tokens_total", "counter", self.prompt_tokens),
+                ("generation_tokens_total", "counter", self.generation_tokens)):
+            lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} {float(value)!r}"]
+        lines.append("# TYPE vllm:request_success_total counter")
+        for reason, number in self.ends.items():
+            lines.append("vllm:request_success_total"
+                         f'{{finished_reason="{reason}",{labels}}} {float(number)}')
+        for name, histogram in self.histograms.items():
+            lines.append(f"# TYPE vllm:{name}_seconds histogram")
+            lines += histogram.lines(f"vllm:{name}_seconds", labels)
+        profile = engine.profile
+        lines += ["# TYPE vllm:cache_config_info gauge",
+                  f'vllm:cache_config_info{{block_size="{profile.block_tokens}",enable_prefix_cachi'
+                  f'ng="{profile.prefix_caching}",num_gpu_blocks="{profile.num_blocks}"}} 1.0']
+        return "\n".join(lines) + "\n"
+
+    def shut(self) -> None:
+        """Close every socket."""
+        for key in list(self.selector.get_map().values()):
+            if key.data:
+                self.close(key.data)
+        for sock in (self.listener, self.waker, self.woken):
+            sock.close()
+        self.selector.close()
+
+
+GETS: Dict[str, Tuple[str, Callable[[MockServer], str]]] = {
+    "/health": ("text/plain", lambda server: ""),
+    "/v1/models": ("application/json", MockServer.models_json),
+    "/metrics": ("text/plain; version=0.0.4; charset=utf-8", MockServer.metrics_text),
+    "/truth": ("application/json", MockServer.truth_json),
+    "/truth/reset": ("application/json", MockServer.truth_reset),
+}
+
+
+def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callable[[int], None],
+          stdin_watch: bool = False, model: str = MODEL) -> None:
+    """Run the mock until SIGTERM or SIGINT, or the end of stdin where that is watched."""
+    import resource
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    server = MockServer(profile, host, port, faults, model)
+    import threading
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _signal, _frame: server.stop())
+    if stdin_watch:
+        server.watch_stdin()
+    gc.freeze()
+    gc.disable()  # nothing here makes cycles; a collection would be a stall
+    try:
+        ready(server.port)
+        server.run()
+    finally:
+        gc.enable()
+        server.shut()
+
+
+# ---- 12. The command line ----------------------------------------------------------------------
+
+
+def loads_of(args: Any) -> List[Load]:
+    """The runs that the flags ask for."""
+    number = None if args.duration else args.num_requests or 100
+    wanted = args.sweep or [args.rate]
+    return [Load(None if rate is None or math.isinf(rate) else rate, args.concurrency,
+                 args.burstiness, number, args.duration, args.ramp) for rate in wanted]
+
+
+def target_of(args: Any, url: str) -> Target:
+    """Where requests go, the model not asked for yet."""
+    scheme, host, port, path, base_path, chat = parse_url(url, args.endpoint or "completions")
+    headers = list(args.header)
+    key = args.api_key or os.environ.get("OPENAI_API_KEY")
+    if key and not any(name.lower() == "authorization" for name, _ in headers):
+        if not all("!" <= c <= "~" for c in key):
+            raise UserError("the API key holds a space, a line break or a character that is no "
+                            "ASCII")
+        headers.append(("Authorization", f"Bearer {key}"))
+    extra = dict(args.extra_body or {})
+    if args.temperature is not None:
+        extra.setdefault("temperature", args.temperature)
+    return Target(scheme, host, port, path, base_path, chat,
+                  args.served_model_name or args.model or "", tuple(headers), extra,
+                  not args.no_ignore_eos, not chat)
+
+
+def wiring_of(args: Any, target: Target) -> Wiring:
+    """How to reach the target: address, TLS, proxy. Raises UserError on a bad --ca-file."""
+    timeouts = Timeouts(args.connect_timeout, args.first_output_timeout, args.stall_timeout,
+                        args.timeout)
+    context = tls_context(args) if target.scheme == "https" else None
+    proxy = proxy_of(target) if args.proxy else None
+    tunnel = b""
+    if proxy:
+        place = f"{_bracketed(target.host)}:{target.port}"
+        tunnel = request_bytes("CONNECT", place, place, {}, b"")
+    family, address, why = reachable(*(proxy or (target.host, target.port)), args.connect_timeout)
+    return Wiring(family, address, why, context, tunnel, timeouts)
+
+
+def tls_context(args: Any) -> Any:
+    """TLS as the flags ask: the system's trust store, unless told otherwise."""
+    import ssl
+    try:
+        context = ssl.create_default_context(cafile=args.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"--ca-file {args.ca_file}: {error}") from None
+    if args.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
+    """The proxy that the environment names for the target, None where it names none."""
+    import urllib.parse
+    import urllib.request
+    if urllib.request.proxy_bypass(target.host):
+        return None
+    url = urllib.request.getproxies().get(target.scheme)
+    if not url:
+        return None
+    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname or parts.username:
+        raise UserError("--proxy env: only http://HOST:PORT proxies without a password are known")
+    return parts.hostname, parts.port or 80
+
+
+def reachable(host: str, port: int, limit_s: float
+              ) -> Tuple[int, Optional[Tuple[Any, ...]], str]:
+    """(family, address, why not) of a host: resolved once, the first address that answers.
+
+    Where none answers, the first: the requests will say how it failed.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return socket.AF_INET, None, f"{host}: {error.strerror or error}"
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.settimeout(min(limit_s, 5.0))
+                sock.connect(address)
+            return family, address, ""
+        except OSError:
+            continue
+    return found[0][0], found[0][4], ""
+
+
+def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
+    """(the first model that the server lists, why there is none)."""
+    import http.client
+    connection: http.client.HTTPConnection
+    if wiring.tls:
+        connection = http.client.HTTPSConnection(target.host, target.port, context=wiring.tls,
+                                                 timeout=wiring.timeouts.connect_s)
+    else:
+        connection = http.client.HTTPConnection(target.host, target.port,
+                                                timeout=wiring.timeouts.connect_s)
+    try:
+        connection.request("GET", f"{target.base_path}/models", headers=dict(target.headers))
+        reply = connection.getresponse()
+        body = reply.read(1 << 20)
+        if reply.status != 200:
+            return "", f"{target.base_path}/models answered {reply.status}"
+        model = json.loads(body)["data"][0]["id"]
+        return (model, "") if isinstance(model, str) else ("", "the list of models has no name")
+    except (OSError, http.client.HTTPException) as error:
+        return "", str(error) or type(error).__name__
+    except (ValueError, KeyError, IndexError, TypeError):
+        return "", f"{target.base_path}/models lists no model"
+    finally:
+        connection.close()
+
+
+def raise_descriptors(needed: int) -> str:
+    """Raise RLIMIT_NOFILE as far as allowed; a warning where it stays under what is needed."""
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (soft < hard or hard == resource.RLIM_INFINITY):
+        goal = max(soft, min(1 << 20, hard) if hard != resource.RLIM_INFINITY else 1 << 20)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+            soft = goal
+        except (ValueError, OSError):
+            pass
+    if soft != resource.RLIM_INFINITY and needed + 32 > soft:
+        return (f"only {soft} descriptors (ulimit -n) for up to {needed} connections: requests "
+                "past that fail as client_limit")
+    return ""
+
+
+def too_few_ports(needed: int) -> str:
+    """A warning where more connections may be needed than there are ephemeral ports."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            low, high = map(int, file.read().split())
+    except (OSError, ValueError):
+        return ""
+    if needed > high - low:
+        return f"only {high - low} local ports for up to {needed} connections to one address"
+    return ""
+
+
+class MockProcess:
+    """The built-in engine in a process of its own, on a port of its choice."""
+
+    def __init__(self, args: Any) -> None:
+        """Start it and learn its port; UserError where it does not come up."""
+        import subprocess
+        command = [sys.executable, os.path.abspath(__file__), "--serve", "--port", "0"]
+        if args.mock != DEFAULT_PROFILE:
+            command += ["--mock", args.mock]
+        if args.faults:
+            command += ["--faults", args.faults]
+        environment = {**os.environ, WATCH_STDIN: "1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        env=environment, start_new_session=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().decode()
+        if not line.strip().isdigit():
+            self.stop()
+            raise UserError("the built-in engine did not start; see above")
+        self.url = f"http://127.0.0.1:{int(line)}"
+
+    def stop(self) -> None:
+        """End it: its stdin closes."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+        try:
+            self.process.wait(timeout=2.0)
+        except Exception:  # whatever it is stuck in
+            self.process.kill()
+            self.process.wait()
+
+
+WATCH_STDIN = "LOADGEN_WATCH_STDIN"
+
+
+def serve_command(args: Any) -> int:
+    """--serve: the engine alone, until SIGTERM or Ctrl-C."""
+    profile = MOCK
+    if args.mock not in (None, DEFAULT_PROFILE):
+        profile = profile_from(read_json(args.mock))
+    host = args.host or "127.0.0.1"
+    watched = WATCH_STDIN in os.environ
+
+    def ready(port: int) -> None:
+        print(port if watched else f"serving on http://{_bracketed(host)}:{port}", flush=True)
+
+    serve(profile, host, 8000 if args.port is None else args.port,
+          parse_faults(args.faults or ""), ready, watched)
+    return 0
+
+
+def read_json(path: str) -> Dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold a JSON object")
+    return value
+
+
+def environment() -> Dict[str, Any]:
+    """The machine that the client ran on, without its name."""
+    import platform
+    model = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            model = next((line.split(":", 1)[1].strip() for line in file
+                          if line.startswith("model name")), "")
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"python": platform.python_version(), "system": platform.system(),
+            "kernel": platform.release(), "machine": platform.machine(), "cpu": model,
+            "cores": cores, "load_average": os.getloadavg()[0],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def measure(args: Any, url: str) -> Dict[str, Any]:
+    """Every run that the flags ask for, in order; the summary of all."""
+    target = target_of(args, url)
+    wiring = wiring_of(args, target)
+    if not target.model:
+        model, why = first_model(target, wiring)
+        if why:
+            print(f"loadgen: no --model, and {why}; asking for 'default'", file=sys.stderr)
+        target = target._replace(model=model or "default")
+    work = Work(args.input_len, args.output_len, args.shared_prefix_len, args.prefix_groups)
+    folder = open_folder(args.out)
+    journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
+    running = Running(target, wiring, args.workers, journal, Interrupt(),
+                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts)
+    warm, running, calibration, expected_s = warmed(args, work, running)
+    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
+        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
+    plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
+    for warning in filter(None, (raise_descriptors(most_connections(plans, expected_s)),
+                                 too_few_ports(most_connections(plans, expected_s)))):
+        print(f"loadgen: {warning}", file=sys.stderr)
+    summary: Dict[str, Any] = {
+        "plan": plan_statement(args, plans), "target": target_statement(running.target),
+        "slo": slo._asdict(), "environment": environment(), "warmup": warm, "runs": []}
+    save(folder, "plan.json", {**summary["plan"], "salt": running.salt,
+                               "runs": [plan_rows(plan) for plan in plans]})
+    for number, plan in enumerate(plans):
+        outcome = run_plan(plan, number, running, calibration, expected_s)
+        summary["runs"].append(summarise(outcome, slo, running.target.token_ids))
+        save(folder, "summary.json", summary)
+        if running.stop():
+            break
+    if journal.failed:
+        summary["runs"][-1]["warnings"].append(journal.failed)
+    return summary
+
+
+def warmed(args: Any, work: Work, running: Running
+           ) -> Tuple[Dict[str, Any], Running, Calibration, float]:
+    """Warm up: (what it showed, whether ids are taken, the calibration, the expected E2E [s])."""
+    if not args.warmup:
+        return {"requests": 0, "failed": 0}, running, ONE_A_WORD, 1.0
+    outcome, calibration, expected_s = warm_up(args.warmup, work, args.seed, running)
+    if running.target.token_ids and all(r.cls == "http_status" and r.status in (400, 422)
+                                        for r in outcome.records):
+        by_words = running._replace(target=running.target._replace(token_ids=False))
+        again, words, seconds = warm_up(args.warmup, work, args.seed, by_words)
+        if any(r.ok for r in again.records):
+            outcome, running, calibration, expected_s = again, by_words, words, seconds
+    failed = [r for r in outcome.records if not r.ok]
+    if failed:
+        print(f"loadgen: {len(failed)} of {len(outcome.records)} warm-up requests failed: "
+              f"{failed[0].cls}: {failed[0].error}", file=sys.stderr)
+    return {"requests": len(outcome.records), "failed": len(failed), "expected_e2e_s": expected_s,
+            "tokens_per_word": calibration.tokens_per_word, "overhead_tokens": calibration.overhead,
+            "calibration": calibration.source}, running, calibration, expected_s
+
+
+def most_connections(plans: Sequence[Plan], expected_s: float) -> int:
+    """Connections that the busiest plan may need at once, by Little's law, doubled."""
+    return max(plan.load.concurrency or (
+        len(plan.requests) if plan.load.rate_rps is None
+        else min(len(plan.requests), math.ceil(2 * plan.load.rate_rps * expected_s) + 16))
+        for plan in plans)
+
+
+def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
+    """What was planned, for the record and the setup statement."""
+    load = plans[0].load
+    shape = ("closed loop" if load.closed else "all at once" if load.rate_rps is None else
+             "constant" if math.isinf(load.burstiness) else
+             "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
+    return {"seed": args.seed, "hashes": [plan.hash for plan in plans],
+            "rates": [plan.load.label for plan in plans], "arrivals": shape,
+            "burstiness": None if math.isinf(load.burstiness) else load.burstiness,
+            "concurrency": load.concurrency, "num_requests": load.num_requests,
+            "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
+            "input_len": args.input_len.text, "output_len": args.output_len.text,
+            "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
+            "unique_prompts": not args.no_unique_prompts, "workers": args.workers}
+
+
+def plan_rows(plan: Plan) -> Dict[str, Any]:
+    """A plan's requests as columns."""
+    rows = plan.requests
+    return {"hash": plan.hash, "due_s": [round(r.due_s, 9) for r in rows],
+            "n_in": [r.n_in for r in rows], "n_out": [r.n_out for r in rows],
+            "group": [r.group for r in rows]}
+
+
+def target_statement(target: Target) -> Dict[str, Any]:
+    """The target without its headers, which may hold a key."""
+    return {"url": target.url, "model": target.model, "chat": target.chat,
+            "ignore_eos": target.ignore_eos, "token_ids": target.token_ids,
+            "extra_body": sorted(target.extra_body)}
+
+
+def open_folder(path: Optional[str]) -> Optional[str]:
+    """The output folder, made if need be; UserError where results of an earlier run are in it."""
+    if path is None:
+        return None
+    try:
+        os.makedirs(path, exist_ok=True)
+        if os.path.exists(os.path.join(path, "requests.jsonl")):
+            raise UserError(f"--out {path} holds an earlier run; name another folder")
+    except OSError as error:
+        raise UserError(f"--out {path}: {error.strerror}") from None
+    return path
+
+
+def save(folder: Optional[str], name: str, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    if folder is None:
+        return
+    path = os.path.join(folder, name)
+    try:
+        with open(path + ".part", "w", encoding="utf-8") as file:
+            json.dump(null_infinities(value), file, indent=1, allow_nan=False)
+            file.write("\n")
+        os.replace(path + ".part", path)
+    except OSError as error:
+        print(f"loadgen: {path}: {error.strerror}", file=sys.stderr)
+
+
+def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
+    """0 measured, 1 nothing succeeded or the client spoilt it, 3 below the gate, 130 Ctrl-C."""
+    runs = summary["runs"]
+    if any(run["client"]["interrupted"] for run in runs):
+        return 130
+    if not any(run["completed"] for run in runs) or any(
+            run["verdict"] == "CLIENT-LIMITED" for run in runs):
+        return 1
+    if args.gate and any((run["attainment"] or 0) < args.slo_attainment for run in runs):
+        return 3
+    return 0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what one command line asks; its exit code."""
+    args = parse_args(argv)
+    if args.serve:
+        return serve_command(args)
+    mock = MockProcess(args) if args.mock is not None else None
+    try:
+        summary = measure(args, mock.url if mock else args.url)
+    finally:
+        if mock:
+            mock.stop()
+    if args.json:
+        print(json.dumps(null_infinities(summary), indent=1, allow_nan=False))
+    else:
+        print(render(summary))
+    sys.stdout.flush()
+    return exit_code(args, summary)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Exit code: 0 measured, 1 nothing succeeded or CLIENT-LIMITED, 2 bad usage or input,
+    3 below the gate, 130 interrupted."""
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        line = "".join(c if c.isprintable() else " " for c in str(error))
+        print(f"loadgen: error: {line}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("loadgen: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
