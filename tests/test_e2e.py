@@ -383,9 +383,9 @@ class Tls(unittest.TestCase):
 
 
 class Interrupted(unittest.TestCase):
-    def start(self, url: str, out: str) -> "subprocess.Popen[str]":
+    def start(self, url: str, out: str, rate: str = "30") -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, SCRIPT, url, "--rate", "30", "--num-requests", "600",
+            [sys.executable, SCRIPT, url, "--rate", rate, "--num-requests", "600",
              "--output-len", "10", "--out", out], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True)
         path = os.path.join(out, "requests.jsonl")
@@ -425,7 +425,7 @@ class Interrupted(unittest.TestCase):
 
     def test_an_engine_that_dies_leaves_the_run_standing(self) -> None:
         with engine() as url, tempfile.TemporaryDirectory() as folder:
-            process = self.start(url, os.path.join(folder, "run"))
+            process = self.start(url, os.path.join(folder, "run"), "200")
         text, _ = process.communicate(timeout=60)  # the engine is gone by now
         self.assertEqual(process.returncode, 0)
         self.assertIn("refused", text)
