@@ -264,6 +264,41 @@ def natural(text: str) -> int:
     return 0 if text.strip() == "0" else whole(text)
 
 
+def seconds(text: str) -> float:
+    """A time limit [s]: more than zero, at most a month."""
+    value = positive(text)
+    if value > 30 * 24 * HOUR_S:
+        raise UserError(f"{text!r} seconds are more than a month")
+    return value
+
+
+def workers(text: str) -> int:
+    """A number of processes."""
+    value = whole(text)
+    if value > 256:
+        raise UserError(f"{text!r} processes are more than 256")
+    return value
+
+
+def requests(text: str) -> int:
+    """A number of requests that one plan can hold."""
+    value = whole(text)
+    if value > 5_000_000:
+        raise UserError(f"{text!r} requests are more than 5 million in one run")
+    return value
+
+
+def token_lengths(text: str) -> Lengths:
+    """A distribution of prompt or output lengths."""
+    lengths = parse_lengths(word(text))
+    if not 1 <= lengths.quantile(0.5) <= lengths.quantile(1 - 1e-9) <= TOKENS_PLANNED_MAX:
+        raise UserError(f"{text!r} reaches lengths past {TOKENS_PLANNED_MAX:,} tokens, or under 1")
+    return lengths
+
+
+TOKENS_PLANNED_MAX = 4_000_000
+
+
 def rates(text: str) -> List[float]:
     """A list of rates, separated by commas."""
     if text == "auto":
@@ -273,12 +308,12 @@ def rates(text: str) -> List[float]:
 
 def json_object(text: str) -> Dict[str, Any]:
     """A JSON object."""
-    try:
+    try:  # the text itself is not repeated: it may hold a key
         value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{text!r} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{text!r} is not a JSON object")
+        raise UserError("is JSON, but no object {...}")
     return value
 
 
@@ -286,11 +321,20 @@ def header(text: str) -> Tuple[str, str]:
     """A header as K=V or K: V."""
     cut = min((text.index(c) for c in ":=" if c in text), default=0)
     name, value = text[:cut].strip(), text[cut + 1:].strip()
-    if not name or not name.replace("-", "").replace("_", "").isalnum():
+    if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
         raise UserError("is not a header; write NAME=VALUE or 'NAME: VALUE'")
     if not all(" " <= c <= "~" or c == "\t" for c in value):
         raise UserError(f"{name} has a value with a line break or a character that is no ASCII")
     return name, value
+
+
+def range_ratio(text: str) -> Tuple[float, float]:
+    """The spread of input and output lengths as vllm bench writes it: R, or JSON of both."""
+    both = json_object(text) if text.startswith("{") else {"input": text, "output": text}
+    found = [not_negative(str(both.get(key, 0))) for key in ("input", "output")]
+    if max(found) >= 1:
+        raise UserError(f"{text!r} must be under 1")
+    return found[0], found[1]
 
 
 def goodput_limit(text: str) -> Tuple[str, float]:
@@ -325,6 +369,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--header", header, "K=V", "one more header, may be repeated", nargs="append"),
         Flag("--extra-body", json_object, "JSON", "fields put over the request body; null removes"),
         Flag("--temperature", not_negative, "T", "sampling temperature (default: 0)"),
+        Flag("--top-p", fraction, "P", "and vllm bench's other sampling fields"),
+        Flag("--top-k", number, "K", ""), Flag("--min-p", not_negative, "P", ""),
+        Flag("--frequency-penalty", number, "X", ""), Flag("--presence-penalty", number, "X", ""),
+        Flag("--repetition-penalty", number, "X", ""),
         Flag("--ca-file", word, "FILE", "certificate authority to trust"),
         Flag("--insecure", None, "", "do not verify TLS certificates"),
         Flag("--proxy", word, "env", "use the proxy that the environment names; ignored otherwise"),
@@ -336,19 +384,19 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "the closed loop without"),
         Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
              "burstier, inf constant", 1.0),
-        Flag("--num-requests --num-prompts", whole, "N", "requests a run (default: 100)"),
-        Flag("--duration", positive, "S", "instead: measure what is due in so long a window"),
+        Flag("--num-requests --num-prompts", requests, "N", "requests a run (default: 100)"),
+        Flag("--duration", seconds, "S", "instead: measure what is due in so long a window"),
         Flag("--ramp", not_negative, "S", "before that window (default: one expected E2E)"),
         Flag("--warmup --num-warmups", natural, "N", "requests first, never counted", 4),
         Flag("--seed", natural, "N", "of arrivals, lengths and prompts", 1),
-        Flag("--workers", whole, "N", "processes that share the plan", 1),
+        Flag("--workers", workers, "N", "processes that share the plan", 1),
     ),
     "work": (
-        Flag("--input-len --random-input-len", parse_lengths, "TOKENS", "prompt: 2000, "
+        Flag("--input-len --random-input-len", token_lengths, "TOKENS", "prompt: 2000, "
              "lognormal:mean=2000,cv=0.5, uniform:100..4000, hist:FILE (default: 200)"),
-        Flag("--output-len --random-output-len", parse_lengths, "TOKENS",
+        Flag("--output-len --random-output-len", token_lengths, "TOKENS",
              "output, same grammar (default: 100)"),
-        Flag("--random-range-ratio", not_negative, "R", "make fixed lengths uniform, +-R of them"),
+        Flag("--random-range-ratio", range_ratio, "R", "make fixed lengths uniform, +-R of them"),
         Flag("--shared-prefix-len --random-prefix-len", natural, "TOKENS",
              "of every prompt that are the same", 0),
         Flag("--prefix-groups", whole, "N", "different shared prefixes", 1),
@@ -358,10 +406,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--dataset-name", word, "NAME", "random (the only one)"),
     ),
     "limits": (
-        Flag("--connect-timeout", positive, "S", "to connect", 10.0),
-        Flag("--first-output-timeout", positive, "S", "from sent to the first output", 300.0),
-        Flag("--stall-timeout", positive, "S", "between output events", 60.0),
-        Flag("--timeout", positive, "S", "from sent to the end", 3600.0),
+        Flag("--connect-timeout", seconds, "S", "to connect", 10.0),
+        Flag("--first-output-timeout", seconds, "S", "from sent to the first output", 300.0),
+        Flag("--stall-timeout", seconds, "S", "between output events", 60.0),
+        Flag("--timeout", seconds, "S", "from sent to the end", 3600.0),
     ),
     "judgement": (
         Flag("--slo-ttft-ms", positive, "MS", "most a first token may take, from due"),
@@ -383,14 +431,23 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--faults", word, "LIST", "have the engine misbehave: stall=0.05,status:503=0.1"),
     ),
 }
-# Flags of vllm bench serve that have no meaning here, and whether they take a value.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+            "repetition_penalty")
+MANY = -1
+# Flags of vllm bench serve that have no meaning here, and how many values they take.
 NO_MEANING = {
-    "--tokenizer": 1, "--tokenizer-mode": 1, "--trust-remote-code": 0, "--percentile-metrics": 1,
-    "--metric-percentiles": 1, "--disable-tqdm": 0, "--save-result": 0, "--save-detailed": 0,
-    "--append-result": 0, "--result-dir": 1, "--result-filename": 1, "--metadata": 1, "--label": 1,
-    "--ready-check-timeout-sec": 1, "--profile": 0, "--use-beam-search": 0, "--logprobs": 1,
-    "--best-of": 1, "--num-fewshot": 1, "--disable-shuffle": 0, "--request-id-prefix": 1,
-    "--skip-chat-template": 0, "--top-p": 1, "--top-k": 1, "--plot-timeline": 0}
+    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--save-result", "--save-detailed",
+                     "--append-result", "--profile", "--use-beam-search", "--disable-shuffle",
+                     "--skip-chat-template", "--plot-timeline", "--no-stream", "--no-oversample",
+                     "--self-timed", "--skip-tokenizer-init", "--plot-dataset-stats",
+                     "--no-reranker"), 0),
+    **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--percentile-metrics",
+                     "--metric-percentiles", "--result-dir", "--result-filename", "--label",
+                     "--ready-check-timeout-sec", "--logprobs", "--best-of", "--num-fewshot",
+                     "--request-id-prefix", "--dataset-path", "--chat-template-kwargs",
+                     "--probe-request-rate", "--lora-assignment", "--random-batch-size",
+                     "--timeline-itl-thresholds"), 1),
+    **dict.fromkeys(("--metadata", "--lora-modules"), MANY)}
 
 EXAMPLES = """examples:
   loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
@@ -407,8 +464,12 @@ def parse_args(argv: Sequence[str]) -> Any:
         """argparse, with its complaints raised as UserError."""
 
         def error(self, message: str) -> Any:
+            kind, _, words = message.partition(": ")
+            if kind == "unrecognized arguments":  # their values may be keys
+                message = f"{kind}: {' '.join(w for w in words.split() if w[0] == '-') or '...'}"
             raise UserError(f"{message}; --help lists the flags")
 
+    pasted = list(argv[:3]) == ["vllm", "bench", "serve"]
     parser = Parser(prog="loadgen.py", allow_abbrev=False, epilog=EXAMPLES,
                     description="How fast, under load: measures an OpenAI-compatible endpoint.",
                     formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -425,14 +486,14 @@ def parse_args(argv: Sequence[str]) -> Any:
             options: Dict[str, Any] = {"type": named(names[0], flag.kind), "metavar": flag.metavar,
                                        "help": shown, "default": flag.default}
             if flag.nargs == "append":
-                options.update(action="append", default=[])
+                options.update(action="append", default=[], nargs="+" if pasted else 1)
             elif flag.nargs:
                 options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
                 if flag.nargs == "+":
                     del options["const"]
             group.add_argument(*names, **options)
-    pasted = list(argv[:3]) == ["vllm", "bench", "serve"]
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
+    args.header = [pair for pairs in args.header for pair in pairs]
     settle(args, pasted)
     return args
 
@@ -442,15 +503,18 @@ DEFAULT_PROFILE = "the default profile"
 
 def without_meaning(argv: Sequence[str]) -> List[str]:
     """The command line without the flags that have no meaning here, each said on stderr."""
-    kept, words = [], iter(argv)
-    for text in words:
+    kept, words = [], list(argv)
+    while words:
+        text = words.pop(0)
         name, has_value, _ = text.partition("=")
         if name not in NO_MEANING:
             kept.append(text)
             continue
         print(f"loadgen: {name} has no meaning here and is left out", file=sys.stderr)
-        if NO_MEANING[name] and not has_value:
-            next(words, None)
+        values = 0 if has_value else NO_MEANING[name]
+        while words and values and (values == 1 or not words[0].startswith("-")):
+            words.pop(0)
+            values -= values == 1
     return kept
 
 
@@ -467,6 +531,12 @@ def settle(args: Any, pasted: bool) -> None:
     if args.dataset_name not in (None, "random"):
         raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
                         "here, with lengths by --input-len and --output-len")
+    if args.duration and args.rate == math.inf and args.concurrency is None:
+        raise UserError("--duration with no rate would send without end; give --rate R or "
+                        "--concurrency N")
+    if args.concurrency is not None and args.concurrency < args.workers:
+        raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
+                        f"{args.workers}; fewer workers")
     if args.ramp is not None and not args.duration:
         raise UserError("--ramp goes with --duration")
     if args.faults and args.mock is None and not args.serve:
@@ -492,21 +562,20 @@ def settle(args: Any, pasted: bool) -> None:
                 limit / MS)
     if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
-    args.input_len = ranged(args.input_len or parse_lengths("200"), args.random_range_ratio)
-    args.output_len = ranged(args.output_len or parse_lengths("100"), args.random_range_ratio)
+    spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
+    args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
+    args.output_len = ranged(args.output_len or parse_lengths("100"), spread_out)
     if args.shared_prefix_len >= args.input_len.mean and args.shared_prefix_len:
         raise UserError(f"--shared-prefix-len {args.shared_prefix_len} is as long as the prompt of "
                         f"{args.input_len.mean:g} tokens; it is a part of it")
 
 
-def ranged(lengths: Lengths, ratio: Optional[float]) -> Lengths:
+def ranged(lengths: Lengths, ratio: float) -> Lengths:
     """Fixed lengths as vllm's random dataset spreads them: uniform in +-ratio of the mean."""
     if not ratio or not lengths.text.isdigit():
         return lengths
-    if ratio >= 1:
-        raise UserError("--random-range-ratio must be under 1")
     low, high = lengths.mean * (1 - ratio), lengths.mean * (1 + ratio)
-    return parse_lengths(f"uniform:{low:g}..{high:g}")
+    return parse_lengths(f"uniform:{max(1, low):g}..{high:g}")
 
 
 # ---- 3. The plan -------------------------------------------------------------------------------
@@ -618,7 +687,6 @@ PREPARED_MAX = 200_000
 def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
     """The plan of one run. Pure: equal arguments give an equal plan."""
     import hashlib
-    import itertools
     endless = schedule(load, work, seed)
     if load.num_requests is not None:
         requests = tuple(itertools.islice(endless, load.num_requests))
@@ -630,8 +698,9 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
         ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
                  else itertools.islice(endless, load.concurrency))
         requests = tuple(itertools.islice(ahead, PREPARED_MAX))
-    told = [load.rate_rps, load.concurrency, load.burstiness, load.num_requests, load.duration_s,
-            work.n_in.text, work.n_out.text, work.shared_prefix, work.prefix_groups, seed]
+    shapes = [[lengths.quantile((i + 0.5) / 50) for i in range(50)]
+              for lengths in (work.n_in, work.n_out)]
+    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     return Plan(load, work, seed, requests, window, digest)
 
@@ -640,23 +709,24 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
 # A prompt of N tokens without a tokenizer: token ids where the server takes them, else words that
 # are one token each in the usual vocabularies, their number corrected by what the server counted.
 
-# 256 words: a byte each. Common and short, so that " word" is one token nearly everywhere.
+# 256 words of four letters: one token each in the usual vocabularies, and as many tokens as each
+# other in those that spell words out: which words a prompt holds does not change its length.
 WORDS = (
-    "the of and to in is that it was for on are as with his they at be this from have or by one "
-    "had not but what all were when we there can an your which their said if do will each about "
-    "how up out them then she many some so these would other into has more her two like him see "
-    "time could no make than first been its who now people my made over did down only way find "
-    "use may water long little very after words called just where most know get through back much "
-    "before go good new write our used me man too any day same right look think also around "
-    "another came come work three word must because does part even place well such here take why "
-    "things help put years different away again off went old number great tell men say small every "
-    "found still between name should home big give air line set own under read last never us left "
-    "end along while might next sound below saw something thought both few those always show large "
-    "often together asked house world going want school important until form food keep children "
-    "feet land side without boy once animals life enough took sometimes four head above kind began "
-    "almost live page got earth need far hand high year mother light parts country father let "
-    "night following picture being study second eyes soon times story boys since white days ever "
-    "paper hard near sentence better best across during today").split()
+    "able acid aged also area army away baby back ball band bank base bath bean bear beat been "
+    "bell belt best bird blow blue boat body bone book born both bowl bulk burn bush busy call "
+    "calm came camp card care case cash cast cell chat chip city club coal coat code cold come "
+    "cook cool cope copy core corn cost crew crop dark data date dawn days dead deal dear debt "
+    "deep deny desk dial diet disc disk does done door dose down draw drew drop drug dual duke "
+    "dust duty each earn ease east easy edge else even ever evil exit face fact fail fair fall "
+    "farm fast fate fear feed feel feet fell felt file fill film find fine fire firm fish five "
+    "flat flow food foot ford form fort four free from fuel full fund gain game gate gave gear "
+    "gene gift girl give glad goal goes gold golf gone good gray grew grey grow gulf hair half "
+    "hall hand hang hard harm hate have head hear heat held help here hero high hill hire hold "
+    "hole holy home hope host hour huge hung hunt hurt idea inch into iron item join jump jury "
+    "just keen keep kept kick kind king knee knew know lack lady laid lake land lane last late "
+    "lead left less life lift like line link list live load loan lock long look lord lose loss "
+    "lost love luck made mail main make male many mark mass meal mean meat meet menu mere mile "
+    "milk mind mine miss").split()
 TOKEN_IDS = range(300, 1000)  # ordinary tokens in every vocabulary of a thousand or more
 
 
@@ -738,9 +808,17 @@ class Target(NamedTuple):
     token_ids: bool  # completions prompts as ids
 
     @property
+    def authority(self) -> str:
+        """The Host header: without the port where it is the scheme's own."""
+        host = _bracketed(self.host)
+        standard = {"http": 80, "https": 443}[self.scheme]
+        return host if self.port == standard else f"{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """The final URL, for the setup statement."""
-        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}{self.path}"
+        path = self.path.partition("?")[0]  # a query may hold a key
+        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}{path}"
 
 
 def _bracketed(host: str) -> str:
@@ -758,12 +836,14 @@ def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
     try:
         parts = urllib.parse.urlsplit(text)
         port = parts.port
-    except ValueError as error:
-        raise UserError(f"the URL {text!r} is not one: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"the URL {text!r} must be http://HOST:PORT or https://HOST")
+    except ValueError as error:  # the URL itself is not repeated: it may hold a password
+        raise UserError(f"the URL is not one: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise UserError("the URL must be http://HOST:PORT or https://HOST")
     if parts.username or parts.password:
         raise UserError("a URL must not hold a user name or password; use --api-key or --header")
+    if not all("!" <= c <= "~" for c in text):
+        raise UserError("the URL holds a space or a character that is no ASCII; write it as %XX")
     path, chat = parts.path.rstrip("/"), endpoint == "chat"
     for tail, is_chat in (("/chat/completions", True), ("/completions", False)):
         if path.endswith(tail):
@@ -798,13 +878,11 @@ def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> 
 
 def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int) -> bytes:
     """The bytes of one request, head and body in one piece."""
+    name = "warmup" if run < 0 else run
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream",
-               "Accept-Encoding": "identity", "X-Request-Id": f"loadgen-{run}-{planned.id}",
+               "Accept-Encoding": "identity", "X-Request-Id": f"loadgen-{name}-{planned.id}",
                **dict(target.headers)}
-    host = _bracketed(target.host)
-    standard = {"http": 80, "https": 443}[target.scheme]
-    return request_bytes("POST", target.path, host if target.port == standard
-                         else f"{host}:{target.port}", headers,
+    return request_bytes("POST", target.path, target.authority, headers,
                          body_of(target, prompts, planned, shared))
 
 
@@ -813,9 +891,9 @@ def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run:
 # whatever it can fill has a bound, and past it the reply is malformed.
 
 HEAD_MAX, SIZE_LINE_MAX, TRAILER_MAX = 64 * KIB, KIB, 64 * KIB
-EVENT_MAX, DOCUMENT_MAX, ERROR_BODY_MAX = 16 * MIB, 16 * MIB, 64 * KIB
+EVENT_MAX, DOCUMENT_MAX, ERROR_BODY_MAX = 4 * MIB, 4 * MIB, 64 * KIB
 INFLATED_MAX, INFLATE_STEP = 256 * MIB, MIB
-MESSAGE_MAX, INTERIM_MAX, TOKENS_MAX = 300, 8, 2**53
+MESSAGE_MAX, INTERIM_MAX, TOKENS_MAX = 300, 8, 10**8
 raw_decode = json.JSONDecoder().raw_decode
 LAST_CHUNK = b"0\r\n\r\n"
 BOM = b"\xef\xbb\xbf"
@@ -1693,10 +1771,10 @@ TURN = 64  # sockets handled between looks at what is due
 SWEEP_S = 0.25  # how often timeouts are looked at
 BATCH_S = 0.0005  # reads wait so long for company: the kernel's stamps do not mind
 GRACE_S = 2.0  # after finish_reason for usage and [DONE] (they may never come)
+EVENTS_SPARE = 100_000  # output events past twice the tokens asked for: a server gone wild
 DRAIN_S = 2.0  # after Ctrl-C for what is in flight
 LINGER_S = 0.1  # after [DONE] for the end of the body, which frees the connection
 IDLE_S = 3.5  # servers drop idle connections after 5 s; ours go first
-HANDSHAKE_BYTES = 1 << 20
 
 
 class Timeouts(NamedTuple):
@@ -1827,7 +1905,7 @@ class Channel:
     """One socket of the driver and the request on it, if any."""
 
     __slots__ = ("fd", "idle_ns", "opened_ns", "out", "reads", "receive", "record",
-                 "reply", "request", "sock", "state", "tls", "uses")
+                 "reply", "request", "reserved", "sock", "state", "tls", "uses")
 
     def __init__(self, sock: socket.socket, now_ns: int) -> None:
         """A socket that has begun to connect."""
@@ -1838,6 +1916,7 @@ class Channel:
         self.out: bytes = b""
         self.reads: List[bytes] = []  # of a proxy's answer, while the tunnel is opened
         self.record: Optional[Record] = None
+        self.reserved: Optional[Tuple[Outgoing, Record]] = None  # a request sent once more
         self.reply: Optional[Reply] = None
         self.request: bytes = b""
         self.uses, self.idle_ns = 0, now_ns
@@ -1878,6 +1957,13 @@ class Tls:
                 break
             plain.append(part)
         return b"".join(plain)
+
+    def speaks(self, data: bytes) -> bool:
+        """Whether these bytes mean more than TLS's own business, such as session tickets."""
+        try:
+            return bool(self.decrypt(data))
+        except self.error:
+            return True
 
     def encrypt(self, data: bytes) -> bytes:
         """The encrypted bytes of these plain ones."""
@@ -1931,6 +2017,13 @@ class Wiring(NamedTuple):
     tls: Any  # an ssl.SSLContext, or None
     proxy_connect: bytes  # the CONNECT request that opens a tunnel, or b""
     timeouts: Timeouts
+    secrets: Tuple[str, ...]  # header values and keys: taken out of whatever a server says
+
+    def redacted(self, text: str) -> str:
+        """What a server said, without the keys that it may have echoed."""
+        for secret in self.secrets:
+            text = text.replace(secret, "[key]")
+        return text
 
 
 class ClientHealth:
@@ -1945,7 +2038,7 @@ class ClientHealth:
         self.opened = self.reused = 0
         self.kernel_stamps = False
         self.peak_rss_bytes = 0
-        self.interrupted = False
+        self.interrupted = self.died = False
 
 
 class Outgoing(NamedTuple):
@@ -2014,10 +2107,10 @@ class Source:
 class Driver:
     """Sends the requests of one plan (or its share) and records what comes back."""
 
-    def __init__(self, wiring: Wiring, host: str, load: Load, run: int,
+    def __init__(self, wiring: Wiring, host: str, load: Load,
                  on_record: Callable[[Record], None]) -> None:
         """on_record gets each record as its request ends."""
-        self.wiring, self.host, self.load, self.run_index = wiring, host, load, run
+        self.wiring, self.host, self.load = wiring, host, load
         self.on_record = on_record
         self.poller, self.clocks, self.health = Poller(), Clocks(), ClientHealth()
         self.conns: Dict[int, Channel] = {}
@@ -2028,7 +2121,7 @@ class Driver:
         self.done = self.failed = self.measured_open = 0
         self.start_ns = 0
         self.stopped_ns: Optional[int] = None
-        self.no_room = ""
+        self.no_room = "client_limit", ""  # class and reason when no connection can be opened
         self.view = memoryview(bytearray(READ_BYTES))
         self.buffers = [self.view]
 
@@ -2040,7 +2133,7 @@ class Driver:
         try:
             sock = socket.socket(wiring.family, socket.SOCK_STREAM)
         except OSError as error:
-            self.no_room = f"no descriptor for another connection: {error.strerror}"
+            self.no_room = "client_limit", f"no descriptor for a connection: {error.strerror}"
             return None
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -2052,9 +2145,11 @@ class Driver:
                 self.health.kernel_stamps = False
         conn = Channel(sock, now_ns)
         code = sock.connect_ex(wiring.address or ())
-        if code == errno.EADDRNOTAVAIL:
+        if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
             sock.close()
-            self.no_room = "no port for another connection (all are in use or in TIME_WAIT)"
+            self.no_room = (("client_limit", "no port for another connection (all are in use or in "
+                             "TIME_WAIT)") if code == errno.EADDRNOTAVAIL
+                            else ("refused", os.strerror(code)))
             return None
         self.conns[conn.fd] = conn
         self.poller.watch(conn.fd, write=True, new=True)
@@ -2109,8 +2204,11 @@ class Driver:
                 return
         conn.state, conn.idle_ns = IDLE, now_ns
         self.opening -= 1
-        self.idle.append(conn)
         self.poller.watch(conn.fd, write=False)
+        if conn.reserved is not None:
+            self.send(conn, *conn.reserved, now_ns)
+        else:
+            self.idle.append(conn)
 
     def tunnelled(self, conn: Channel, now_ns: int) -> bool:
         """Whether the proxy has opened the tunnel; its refusal ends the connection."""
@@ -2160,9 +2258,10 @@ class Driver:
     def lost(self, conn: Channel, kind: str, why: str, now_ns: int) -> None:
         """A connection could not be opened: the longest waiting request fails with it."""
         self.close(conn)
-        if self.waiting:
-            _, record = self.waiting.popleft()
-            self.finish(record, kind, why, now_ns)
+        if conn.reserved is not None:
+            self.finish(conn.reserved[1], kind, why, now_ns)
+        elif self.waiting:
+            self.finish(self.waiting.popleft()[1], kind, why, now_ns)
 
     # -- sending
 
@@ -2172,14 +2271,35 @@ class Driver:
         self.in_flight += 1
         if self.wiring.address is None:
             self.finish(record, "dns", self.wiring.dns_error, now_ns)
-        elif self.idle:
-            self.send(self.idle.pop(), out, record, now_ns)
+            return
+        conn = self.fresh(now_ns)
+        if conn is not None:
+            self.send(conn, out, record, now_ns)
         else:
             self.waiting.append((out, record))
             if self.opening < len(self.waiting) and self.open(now_ns) is None \
                     and not self.opening:
                 self.waiting.pop()
-                self.finish(record, "client_limit", self.no_room, now_ns)
+                self.finish(record, *self.no_room, now_ns)
+
+    def fresh(self, now_ns: int) -> Optional[Channel]:
+        """An idle connection on which nothing waits to be read; the others are closed.
+
+        A server that has closed its end, or that answers before it is asked, shows here.
+        """
+        while self.idle:
+            conn = self.idle.pop()
+            try:
+                data = conn.sock.recv(READ_BYTES)
+            except BlockingIOError:
+                return conn
+            except OSError:
+                data = b""
+            if data and conn.tls is not None and not conn.tls.speaks(data):
+                return conn
+            self.idle.append(conn)  # where close() looks for it
+            self.close(conn)
+        return None
 
     def send(self, conn: Channel, out: Outgoing, record: Record, now_ns: int) -> None:
         """Put a request on a connection that stands."""
@@ -2273,15 +2393,16 @@ class Driver:
         planned = Planned(record.id, 0.0, record.n_in_planned, record.n_out_planned, 0)
         fresh = self.open(now_ns)
         if fresh is None:
-            self.finish(record, "client_limit", self.no_room, now_ns)
+            self.finish(record, *self.no_room, now_ns)
         else:
-            self.waiting.appendleft((Outgoing(planned, data), record))
+            fresh.reserved = Outgoing(planned, data), record
 
     def end(self, conn: Channel, kind: str, why: str, now_ns: int) -> None:
         """The request on a connection is over; keep the connection if it can carry another."""
         record, reply = conn.record, conn.reply
         assert record is not None and reply is not None
         record.take(reply)
+        kind, why = self.judged(record, kind, why)
         conn.record, conn.request, conn.idle_ns = None, b"", now_ns
         if kind in ("stalled", "timeout", "cancelled") or conn.out:
             self.close(conn)
@@ -2290,6 +2411,21 @@ class Driver:
         else:
             self.settle(conn)
         self.finish(record, kind, why, now_ns)
+
+    def judged(self, record: Record, kind: str, why: str) -> Tuple[str, str]:
+        """The class of a request, its times considered: a success past a limit is none."""
+        limits, sent_ns = self.wiring.timeouts, record.sent_ns
+        if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
+            return kind, why
+        if record.first_ns < sent_ns:
+            return "malformed", "answered before it was asked"
+        if (record.first_ns - sent_ns) * NS > limits.first_output_s:
+            return "timeout", f"no output within {limits.first_output_s:g} s (first output)"
+        if (record.itl_max_s or 0) > limits.stall_s:
+            return "stalled", f"no output for {limits.stall_s:g} s (stall)"
+        if (record.last_ns - sent_ns) * NS > limits.total_s:
+            return "timeout", f"not over within {limits.total_s:g} s (total)"
+        return kind, why
 
     def settle(self, conn: Channel) -> None:
         """The answer's framing is over too: the connection is free for the next, or closed."""
@@ -2303,7 +2439,8 @@ class Driver:
 
     def finish(self, record: Record, kind: str, why: str, now_ns: int) -> None:
         """Class a request and hand its record on."""
-        record.cls, record.error, record.end_ns = kind, why if kind != "ok" else "", now_ns
+        record.cls, record.end_ns = kind, now_ns
+        record.error = "" if kind == "ok" else self.wiring.redacted(why)
         self.in_flight -= 1
         self.done += 1
         self.failed += kind != "ok"
@@ -2317,6 +2454,9 @@ class Driver:
     def sweep(self, now_ns: int) -> None:
         """Look at every limit: connecting, first output, stall, total, grace, idle."""
         limits = self.wiring.timeouts
+        while self.waiting and (now_ns - self.waiting[0][1].ready_ns) * NS > limits.connect_s:
+            self.finish(self.waiting.popleft()[1], "connect_timeout", "no connection to send it on "
+                        f"within {limits.connect_s:g} s", now_ns)
         for conn in list(self.conns.values()):
             if conn.state < IDLE:
                 if (now_ns - conn.opened_ns) * NS > limits.connect_s:
@@ -2340,6 +2480,9 @@ class Driver:
         if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
             reply.eof(now_ns)
             self.end(conn, *reply.outcome(), now_ns)
+        elif len(reply.event_ns) > 2 * record.n_out_planned + EVENTS_SPARE:
+            self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
+                     f"{record.n_out_planned} tokens asked for", now_ns)
         elif age_s > limits.total_s:
             self.end(conn, "timeout", f"not over within {limits.total_s:g} s (total)", now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
@@ -2350,7 +2493,7 @@ class Driver:
 
     def top_up(self, spare: int, now_ns: int) -> None:
         """Keep so many connections ready beyond those in use, a few at a time."""
-        missing = spare - len(self.idle) - self.opening
+        missing = max(spare - len(self.idle), len(self.waiting)) - self.opening
         for _ in range(min(missing, 32)):
             if self.wiring.address is None or self.open(now_ns) is None:
                 return
@@ -2455,6 +2598,8 @@ class Driver:
 
     def after(self, conn: Channel, data: bytes, now_ns: int) -> None:
         """Bytes, or the close, on a connection whose request is over."""
+        if conn.state == IDLE and data and conn.tls is not None and not conn.tls.speaks(data):
+            return  # session tickets
         if conn.state != LINGERING or not data or conn.reply is None:
             self.gone(conn, "", now_ns)
             return
@@ -2470,16 +2615,18 @@ class Driver:
 
     def serve_waiting(self, now_ns: int) -> None:
         """Give connections that came ready to the requests that wait for one."""
-        while self.waiting and self.idle:
-            out, record = self.waiting.popleft()
-            self.send(self.idle.pop(), out, record, now_ns)
+        while self.waiting:
+            conn = self.fresh(now_ns)
+            if conn is None:
+                return
+            self.send(conn, *self.waiting.popleft(), now_ns)
 
     def dispatch(self, source: Source, now_ns: int, stop: Callable[[], bool]) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
         if stop():
             return self.stopping(source, now_ns)
         limit = self.load.concurrency
-        while True:
+        for _ in range(TURN):
             due_ns = source.next_ns(now_ns, self)
             if due_ns is None or due_ns > now_ns:
                 return due_ns
@@ -2488,6 +2635,7 @@ class Driver:
             out, record = source.take(now_ns)
             self.measured_open += record.measured
             self.due(out, record, now_ns)
+        return now_ns
 
     def stopping(self, source: Source, now_ns: int) -> Optional[int]:
         """After Ctrl-C: nothing more is sent; what is in flight gets a moment."""
@@ -2546,19 +2694,25 @@ class Journal:
 
     def __init__(self, path: Optional[str]) -> None:
         """None: nothing is kept on disk."""
-        self.fd = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-                   if path else None)
-        self.failed = ""
+        self.fd, self.failed = None, ""
+        if path:
+            try:
+                self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+            except OSError as error:
+                raise UserError(f"--out: {path}: {error.strerror}; name another folder") from None
 
     def add(self, record: Record, start_ns: int) -> None:
         """One line, in one write."""
         if self.fd is None:
             return
-        line = json.dumps(record.row(start_ns), allow_nan=False) + "\n"
+        line = (json.dumps(record.row(start_ns), allow_nan=False) + "\n").encode()
         try:
-            os.write(self.fd, line.encode())
+            written = os.write(self.fd, line)
+            if written < len(line):  # no torn line stays behind
+                os.ftruncate(self.fd, os.fstat(self.fd).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.failed = f"requests.jsonl: {error.strerror}"
+            self.failed, self.fd = f"requests.jsonl is not complete: {error.strerror}", None
 
 
 class Interrupt:
@@ -2584,10 +2738,10 @@ class Interrupt:
 class Progress:
     """One line on stderr, on a terminal only: rate, in flight, done, failed, time left."""
 
-    def __init__(self, label: str, total: Optional[int], seconds: Optional[float]) -> None:
-        """total requests or seconds of the run, whichever is known."""
-        self.shown = sys.stderr.isatty()
-        self.label, self.total, self.seconds, self.next_s = label, total, seconds, 0.0
+    def __init__(self, label: str, seconds: Optional[float]) -> None:
+        """seconds of the run, where they are known."""
+        self.shown = bool(sys.stderr) and sys.stderr.isatty()
+        self.label, self.seconds, self.next_s = label, seconds, 0.0
         self.start_s = time.perf_counter()
 
     def __call__(self, driver: Driver) -> None:
@@ -2600,7 +2754,7 @@ class Progress:
         left = ""
         if self.seconds is not None:
             left = f", {max(0.0, self.seconds - gone_s):.0f} s left"
-        text = (f"rate {self.label}: {driver.in_flight} in flight, {driver.done} done, "
+        text = (f"{self.label}: {driver.in_flight} in flight, {driver.done} done, "
                 f"{driver.failed} failed{left}")
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
@@ -2663,7 +2817,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
         records.append(record)
         r.journal.add(record, source.start_ns)
 
-    driver = Driver(r.wiring, r.target.host, load, run, keep)
+    driver = Driver(r.wiring, r.target.host, load, keep)
     expected, spare = connections
     driver.prepare(-(-expected // of))
     gc.collect()
@@ -2671,7 +2825,8 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
     gc.disable()
     seconds = plan.window_s[1] if load.num_requests is None else (
         plan.requests[-1].due_s if plan.requests and not load.closed else None)
-    progress = Progress(load.label, len(plan.requests) // of, seconds) if number == 0 \
+    progress = Progress(("warm-up" if run < 0 else f"rate {load.label}")
+                        + (f" (worker 1 of {of})" if of > 1 else ""), seconds) if number == 0 \
         else lambda driver: None
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -2695,66 +2850,126 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
 READY_S = 0.05  # from the last worker's readiness to the start of the plan's clock
 
 
+class Board:
+    """What workers and their parent tell each other: a page of memory that all of them see."""
+
+    def __init__(self, workers: int) -> None:
+        """Nobody ready, nobody over, no start time."""
+        import mmap
+        self.page, self.workers = mmap.mmap(-1, 2 * workers + 8), workers
+
+    def ready(self, number: int) -> None:
+        """A worker has prepared its share, or has died."""
+        self.page[number] = 1
+
+    def all_ready(self) -> bool:
+        """Whether nobody is to be waited for."""
+        return all(self.page[:self.workers])
+
+    def over(self, number: int, mine: bool) -> bool:
+        """A worker's measured requests have ended, or not; whether everybody's have."""
+        self.page[self.workers + number] = mine
+        return all(self.page[self.workers:2 * self.workers])
+
+    @property
+    def start_ns(self) -> int:
+        """When the plan's clock begins [ns]; 0 while that is not settled."""
+        return int.from_bytes(self.page[2 * self.workers:], "little")
+
+    def start(self, at_ns: int) -> None:
+        """Settle it."""
+        self.page[2 * self.workers:] = at_ns.to_bytes(8, "little")
+
+
 def fork_workers(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
                  connections: Tuple[int, int], calibration: Calibration) -> Outcome:
     """Share a plan out over forks; they start together and hand their records back by pipe."""
-    import mmap
-    import pickle
-    shared = mmap.mmap(-1, 2 * r.workers + 16)  # ready flags, over flags, then the start time
-    pipes = []
-    for number in range(r.workers):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            code = 1
-            try:
-                worker_main(plan, run, r, make, connections, (number, shared, writer))
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(writer)
-        pipes.append((child, reader))
-    while not all(shared[n] for n in range(r.workers)) and not r.stop():
-        time.sleep(MS)
-    start_ns = time.perf_counter_ns() + round(READY_S / NS)
-    shared[2 * r.workers + 8:2 * r.workers + 16] = start_ns.to_bytes(8, "little")
-    outcome = Outcome(plan, [], [], start_ns, calibration, [])
-    for number, (child, reader) in enumerate(pipes):
-        with os.fdopen(reader, "rb") as file:
-            data = file.read()
+    board, pipes, children = Board(r.workers), {}, []
+    parent = os.getpid()
+    try:
+        for number in range(r.workers):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    worker_main(plan, run, r._replace(stop=lambda: r.stop() or (
+                        os.getppid() != parent)), make, connections, (number, board, writer))
+                os._exit(0)
+            os.close(writer)
+            children.append(child)
+            pipes[reader] = number
+    except OSError as error:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        raise UserError(f"--workers {r.workers}: cannot start so many processes: "
+                        f"{error.strerror}") from None
+    outcome = Outcome(plan, [], [], 0, calibration, [])
+    parts = gather(board, pipes, children, r.stop)
+    for child in children:
         os.waitpid(child, 0)
-        try:
-            records, health = pickle.loads(data)
-        except (EOFError, pickle.UnpicklingError):
-            outcome.warnings.append(f"worker {number} died; its requests are not in the figures")
-            continue
-        outcome.records.extend(records)
-        outcome.health.append(health)
-    return outcome
+    for number, data in sorted(parts.items()):
+        take_part(outcome, number, r.workers, run, data, board.start_ns)
+    return outcome._replace(start_ns=board.start_ns)
+
+
+def gather(board: Board, pipes: Dict[int, int], children: Sequence[int],
+           stop: Callable[[], bool]) -> Dict[int, bytes]:
+    """What every worker hands back, and the start given when all are ready; the dead count so."""
+    parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
+    told = False
+    while pipes:
+        if not board.start_ns and board.all_ready():
+            board.start(time.perf_counter_ns() + round(READY_S / NS))
+        if stop() and not told:
+            told = True
+            for child in children:  # a signal for the parent alone is meant for all
+                with contextlib.suppress(OSError):
+                    os.kill(child, signal.SIGINT)
+        for reader in select.select(list(pipes), [], [], MS if not board.start_ns else 0.1)[0]:
+            data = os.read(reader, 1 << 20)
+            parts[pipes[reader]] += data
+            if not data:
+                number = pipes.pop(reader)
+                os.close(reader)
+                board.ready(number)
+                board.over(number, True)
+    return parts
+
+
+def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes, start_ns: int
+              ) -> None:
+    """Add a worker's records; a worker that died leaves its requests cancelled, not forgotten."""
+    import pickle
+    try:
+        records, health = pickle.loads(data)
+    except (EOFError, pickle.UnpicklingError):
+        health, records = ClientHealth(), []
+        health.died = True
+        for planned in outcome.plan.requests[number::workers]:
+            due_ns = start_ns + round(planned.due_s / NS)
+            record = Record(planned, run, due_ns, outcome.plan.measured(planned.due_s))
+            record.cls, record.error = "cancelled", "its worker process died"
+            records.append(record)
+    outcome.records.extend(records)
+    outcome.health.append(health)
 
 
 def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
-                connections: Tuple[int, int], place: Tuple[int, Any, int]) -> None:
+                connections: Tuple[int, int], place: Tuple[int, Board, int]) -> None:
     """A fork's life: prepare, wait for the common start, work, hand back."""
     import pickle
-    number, shared, writer = place
+    number, board, writer = place
     records: List[Record] = []
 
-    def all_over(mine: bool) -> bool:
-        shared[r.workers + number] = 1 if mine else 0
-        return all(shared[r.workers + n] for n in range(r.workers))
-
     def start() -> int:
-        shared[number] = 1
-        while True:
-            at_ns = int.from_bytes(shared[2 * r.workers + 8:2 * r.workers + 16], "little")
-            if at_ns or r.stop():
-                return at_ns or time.perf_counter_ns()
+        board.ready(number)
+        while not board.start_ns and not r.stop():
             time.sleep(MS / 2)
+        return board.start_ns or time.perf_counter_ns()
 
-    health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records, all_over,
-                           start)
+    health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records,
+                           lambda mine: board.over(number, mine), start)
     with os.fdopen(writer, "wb") as file:
         pickle.dump((records, health), file, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -2762,36 +2977,43 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], byte
 def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Calibration, float]:
     """Requests that are never counted: they warm the server, and calibrate prompts and E2E.
 
-    Two prompt lengths in turn give the line of the calibration. Returns the outcome, the
+    The first two are short, of two lengths: the line through them makes the others about as long
+    as the run's prompts, and all of them together give the calibration. Returns the outcome, the
     calibration, and the E2E [s] expected of a request of average length.
     """
-    length = max(8, round(work.n_in.mean))
-    made = max(2, min(32, round(work.n_out.mean)))
-    records: List[Record] = []
-    requests = tuple(Planned(i, 0.0, length if i % 2 == 0 else max(4, length // 2), made, 0)
-                     for i in range(number))
-    load = Load(None, min(2, number), 1.0, number, None, None)
-    plan = Plan(load, work._replace(shared_prefix=0), seed, requests, (0.0, math.inf), "")
     quiet = r._replace(journal=Journal(None), workers=1)
-    prompts = Prompts(seed, r.salt - 1, True, ONE_A_WORD)
+    made = max(2, min(32, round(work.n_out.mean)))
+    length = max(8, round(work.n_in.mean))
+    by_words = r.target.chat or not r.target.token_ids
+    first = [min(length, 48), min(length, 16)] if by_words and number > 2 else []
+    outcome, points = warm_pass(first, made, work, seed, quiet, ONE_A_WORD)
+    guess = calibrate(points) or ONE_A_WORD
+    rest = [length if i % 2 == 0 else max(4, length // 2) for i in range(number - len(first))]
+    later, more = warm_pass(rest, made, work, seed + 1, quiet, guess)
+    outcome.records.extend(later.records)
+    calibration = (calibrate([*points, *more]) or guess) if by_words else ONE_A_WORD
+    took_s = [(record.since(record.first_ns, record.sent_ns) or 0.0)
+              + (record.tpot_s or 0.0) * work.n_out.mean for record in later.records if record.ok]
+    return outcome, calibration, sum(took_s) / len(took_s) if took_s else 1.0
+
+
+def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Running,
+              calibration: Calibration) -> Tuple[Outcome, List[Tuple[int, int]]]:
+    """Send prompts of these lengths, two at a time; (outcome, (words sent, tokens counted))."""
+    requests = tuple(Planned(i, 0.0, n, made, 0) for i, n in enumerate(lengths))
+    load = Load(None, 2, 1.0, len(requests), None, None)
+    plan = Plan(load, work._replace(shared_prefix=0), seed, requests, (0.0, math.inf), "")
+    prompts = Prompts(seed, r.salt - 1, True, calibration)
+    records: List[Record] = []
 
     def make(planned: Planned) -> bytes:
-        return encode(r.target, prompts, planned, 0, 0)
+        return encode(r.target, prompts, planned, 0, -1)
 
-    health, start_ns = work_share(plan, 0, quiet, make, (0, 1), (load.concurrency or 1, 0),
-                                  records, bool, time.perf_counter_ns)
-    good = [record for record in records if record.ok]
-    points = [(record.n_in_planned, record.n_in) for record in good if record.n_in]
-    calibration = ONE_A_WORD
-    if r.target.chat or not r.target.token_ids:
-        calibration = calibrate(points) or ONE_A_WORD
-    expected = [record.since(record.first_ns, record.sent_ns) or 0.0
-                + (record.tpot_s or 0.0) * work.n_out.mean for record in good]
-    expected_e2e_s = sum(
-        (record.since(record.first_ns, record.sent_ns) or 0.0)
-        + (record.tpot_s or 0.0) * work.n_out.mean for record in good) / len(expected) \
-        if expected else 1.0
-    return Outcome(plan, records, [health], start_ns, calibration, []), calibration, expected_e2e_s
+    if requests:
+        work_share(plan, -1, r, make, (0, 1), (2, 0), records, bool, time.perf_counter_ns)
+    points = [(calibration.words_for(record.n_in_planned), record.n_in) for record in records
+              if record.ok and record.n_in]
+    return Outcome(plan, records, [], 0, calibration, []), points
 
 
 # ---- 8. Statistics -----------------------------------------------------------------------------
@@ -2805,6 +3027,7 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
+CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
 def percentile(ordered: Sequence[float], share: float) -> Optional[float]:
@@ -2998,13 +3221,14 @@ def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional
     return held / (end_ns - start_ns)
 
 
-def summarise(outcome: Outcome, slo: Slo, token_ids: bool) -> Dict[str, Any]:
+def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
+              ) -> Dict[str, Any]:
     """One run's summary, SI units; the keys of summary.json."""
     everything = sorted(outcome.records, key=lambda r: (r.due_ns, r.id))
     records = [r for r in everything if r.measured]
     plan, start_ns = outcome.plan, outcome.start_ns
     good = [r for r in records if r.ok]
-    span = measured_span(plan, records, start_ns)
+    span = measured_span(plan, records, start_ns, any(h.interrupted for h in outcome.health))
     span_s = (span[1] - span[0]) * NS
     met = sum(slo.met(r) for r in records)
     failures: Dict[str, int] = {}
@@ -3033,17 +3257,19 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool) -> Dict[str, Any]:
     summary["client"] = client_summary(outcome, records)
     summary["errors"] = error_examples(records)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
-    summary["warnings"] = warnings_of(summary, good, plan) + outcome.warnings
+    summary["warnings"] = [
+        *warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
 
 
-def measured_span(plan: Plan, records: Sequence[Record], start_ns: int) -> Tuple[int, int]:
+def measured_span(plan: Plan, records: Sequence[Record], start_ns: int, interrupted: bool
+                  ) -> Tuple[int, int]:
     """What is measured [ns]: the window, or first due to last end in count mode."""
+    last_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
     if plan.load.num_requests is None:
-        return tuple(start_ns + round(t / NS) for t in plan.window_s)  # type: ignore[return-value]
-    if not records:
-        return start_ns, start_ns
-    return records[0].due_ns, max(r.end_ns or r.due_ns for r in records)
+        opened, closed = (start_ns + round(t / NS) for t in plan.window_s)
+        return min(opened, last_ns), min(closed, last_ns) if interrupted else closed
+    return (records[0].due_ns if records else start_ns), last_ns
 
 
 def offered_rate(plan: Plan, records: Sequence[Record], span_s: float) -> Optional[float]:
@@ -3135,7 +3361,7 @@ def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibratio
     return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if pairs else None,
             "input_tokens_mean": sum(g for _, g in pairs) / len(pairs) if pairs else None,
             "input_error_max": error,
-            "input_source": "token ids, exact" if token_ids else calibration.source,
+            "input_source": "token ids" if token_ids else calibration.source,
             "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
 
 
@@ -3198,25 +3424,33 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
             ) -> Tuple[str, List[str]]:
     """VALID, UNSTABLE (about the server) or CLIENT-LIMITED (about us), with reasons and advice."""
     reasons = client_reasons(summary["client"])
+    limited = summary["failures"].get("client_limit")
+    if limited:
+        reasons.insert(0, f"{limited} requests found no descriptor or port on this machine")
+    died = sum(h.died for h in outcome.health)
+    if died:
+        reasons.insert(0, f"{died} of {len(outcome.health)} worker processes died")
     if reasons:
         return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
                                   "lower rate, or a quieter machine"]
     if not outcome.plan.load.closed:
-        ttft = [r.since(r.first_ns, r.due_ns) if r.ok and r.first_ns else math.inf
-                for r in records]
+        ttft = [r.since(r.first_ns, r.due_ns) for r in records if r.ok and r.first_ns]
         for what, values, least, unit in (("in flight", settled_levels(records), 3.0, ""),
                                           ("TTFT", ttft, 0.05, " s")):
-            rises, first, last = trend([v if v is not None else math.inf for v in values])
+            rises, first, last = trend([v for v in values if v is not None])
             if rises and last - first > least:
+                cap = outcome.plan.load.concurrency
+                cause = (f"they wait for --concurrency {cap}" if cap else "the queue grows")
                 reasons.append(f"{what} rose from {figure(first)}{unit} to {figure(last)}{unit} "
-                               "through the run: the queue grows, and every latency with the "
+                               f"through the run: {cause}, and every latency grows with the "
                                "length of the run; lower the rate or add capacity")
+    if not summary["completed"]:
+        return "VALID", ["no request succeeded" if records else "nothing was due"]
     return ("UNSTABLE", reasons[:1]) if reasons else ("VALID", [])
 
 
 def in_flight_at_arrivals(records: Sequence[Record]) -> List[float]:
     """How many were in flight when each request came due."""
-    import heapq
     ends: List[int] = []
     levels = []
     for r in records:
@@ -3254,7 +3488,8 @@ def client_reasons(client: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan) -> List[str]:
+def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, unique: bool
+                ) -> List[str]:
     """What a reader should know beside the verdict."""
     found = []
     mean, product = summary["in_flight_mean"], summary["little_rps_x_s"]
@@ -3267,7 +3502,7 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan) 
                      "others: the server or a gateway sends in bursts, so ITL is a chunk gap")
     cached = summary["cached_tokens_mean"]
     expected = plan.work.shared_prefix
-    if cached and cached > expected + 32:
+    if cached and cached > expected + CACHED_SPARE and unique:
         found.append(f"{figure(cached)} prompt tokens a request came from the server's prefix "
                      "cache though prompts are unique: this is not a cold run")
     if (summary["input_error_max"] or 0) > 0.02 and any(
@@ -3436,7 +3671,7 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     run = summary["runs"][0]
     lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['input_len']}, output "
              f"{plan['output_len']} tokens; ignore_eos {'on' if target['ignore_eos'] else 'off'}; "
-             f"arrivals {plan['arrivals']}; seed {plan['seed']}"]
+             f"arrivals {plan['arrival_process']}; seed {plan['seed']}"]
     prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
               if plan["shared_prefix_len"] else "none shared")
     lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
@@ -3494,30 +3729,27 @@ class Profile(NamedTuple):
 
 
 MOCK = Profile()
-WHOLE_NUMBER = "a whole number from 1 to a billion"
 
 
 def profile_from(data: Any) -> Profile:
     """A profile from JSON: some of its fields, or a deployment that holds them in "step_time"."""
-    if isinstance(data, Mapping) and "step_time" in data:
-        data = data["step_time"]
+    if isinstance(data, Mapping):
+        data = data.get("step_time", data)
     if not isinstance(data, Mapping):
         raise UserError("an engine profile is a JSON object such as {\"weights_s\": 0.012}")
     fields: Dict[str, Any] = {}
     for name, value in data.items():
         if name not in Profile._fields:
             raise UserError(f"engine profile: unknown field {name!r}{near(name, Profile._fields)}")
-        default = getattr(MOCK, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if isinstance(default, bool):
-            right, kind = isinstance(value, bool), "true or false"
-        elif isinstance(default, int):
-            right, kind = number and 1 <= value <= 1e9 and value == int(value), WHOLE_NUMBER
-        else:
-            right, kind = number and 0 <= value < 1e6, "a number of seconds, zero or more"
+        kind, number = type(getattr(MOCK, name)), type(value) in (int, float)
+        right, wanted = {
+            bool: (type(value) is bool, "true or false"),
+            int: (number and 1 <= value <= 1e9 and value == int(value),
+                  "a whole number from 1 to a billion"),
+            float: (number and 0 <= value < 1e6, "a number of seconds, zero or more")}[kind]
         if not right:
-            raise UserError(f"engine profile: {name} must be {kind}, not {json.dumps(value)}")
-        fields[name] = type(default)(value)
+            raise UserError(f"engine profile: {name} must be {wanted}, not {json.dumps(value)}")
+        fields[name] = kind(value)
     profile = MOCK._replace(**fields)
     if profile.max_num_batched_tokens < profile.max_num_seqs:
         raise UserError(f"engine profile: max_num_batched_tokens {profile.max_num_batched_tokens} "
@@ -3547,10 +3779,9 @@ class Job:
         """A job that has not begun."""
         self.id, self.n_in, self.max_tokens = job_id, n_in, max_tokens
         self.keys = keys  # of its first blocks, prompt and output alike
-        self.n_out = 0
-        self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
         self.target = n_in  # tokens to prefill; after a preemption its output too
-        self.computed = 0  # tokens in the KV cache
+        self.n_out = self.computed = 0  # tokens emitted; tokens in the KV cache
+        self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
         self.capacity = 0  # tokens that its blocks can hold
         self.published = 0  # how many leading blocks have been offered to the prefix cache
         self.held: List[Hashable] = []  # keys of cached blocks that it holds a reference to
@@ -3571,7 +3802,7 @@ class Engine:
         self.profile = profile
         self.decoding: List[Job] = []  # by arrival; all of them before all of prefilling,
         self.prefilling: List[Job] = []  # and these before all of the queue
-        self.queue: collections.OrderedDict[Hashable, Job] = collections.OrderedDict()
+        self.queue: List[Job] = []
         self.jobs: Dict[Hashable, Job] = {}
         self.free_blocks = profile.num_blocks  # holding nothing
         self.references: Dict[Hashable, int] = {}  # of each cached block
@@ -3625,8 +3856,8 @@ class Engine:
             keys = ()
         elif not isinstance(prompt, int):
             keys = block_keys(prompt, self.profile.block_tokens)
-        job = Job(job_id, n_in, max_tokens, keys)
-        self.jobs[job_id] = self.queue[job_id] = job
+        job = self.jobs[job_id] = Job(job_id, n_in, max_tokens, keys)
+        self.queue.append(job)
         return job
 
     def abort(self, job_id: Hashable) -> bool:
@@ -3634,18 +3865,18 @@ class Engine:
         job = self.jobs.pop(job_id, None)
         if job is None:
             return False
-        if self.queue.pop(job_id, None) is None:
-            (self.prefilling if job in self.prefilling else self.decoding).remove(job)
-            self._release(job)
+        for jobs in (self.decoding, self.prefilling, self.queue):
+            if job in jobs:
+                jobs.remove(job)
+        self._release(job)
         return True
 
     def step(self) -> Tuple[float, List[Tuple[Hashable, int]]]:
         """Run one step: how long it takes [s], and the tokens it emits for each request."""
-        profile = self.profile
-        self.admitted = []
+        profile, preemptions = self.profile, self.preemptions
         emitted: List[Tuple[Hashable, int]] = []
-        finished = False
-        context, preemptions = 0, self.preemptions
+        self.admitted = []
+        finished, context, prefill_tokens = False, 0, 0
         for job in self.decoding:  # _grow may shorten the list at its end
             if job.computed == job.capacity and not self._grow(job):
                 break
@@ -3655,11 +3886,9 @@ class Engine:
             finished |= job.n_out == job.max_tokens
             emitted.append((job.id, 1))
         decode_tokens = self.sequences = len(emitted)
-        prefill_tokens = 0
         if self.prefilling or self.queue:
-            may_admit = self.preemptions == preemptions
             prefill_tokens = self._prefill(profile.max_num_batched_tokens - decode_tokens,
-                                           may_admit, emitted)
+                                           self.preemptions == preemptions, emitted)
             finished |= len(emitted) > decode_tokens
         self.generation_tokens += len(emitted)
         if finished:
@@ -3673,11 +3902,9 @@ class Engine:
 
     def _prefill(self, budget: int, may_admit: bool, emitted: List[Tuple[Hashable, int]]) -> int:
         """Spend the rest of a step's tokens on prompts, the oldest first; how many were used."""
-        left, at = budget, 0
-        while left:
-            if at == len(self.prefilling) and not (may_admit and self._admit()):
-                break
-            job = self.prefilling[at]
+        left, done = budget, 0
+        while left and (done < len(self.prefilling) or (may_admit and self._admit())):
+            job = self.prefilling[done]
             chunk = min(left, job.target - job.computed)
             left -= chunk
             job.computed += chunk
@@ -3685,44 +3912,37 @@ class Engine:
             self._publish(job)
             if job.computed < job.target:
                 break  # out of tokens
-            at += 1
+            done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
             job.n_out += 1
             emitted.append((job.id, 1))
-        self.decoding += self.prefilling[:at]
-        del self.prefilling[:at]
+        self.decoding += self.prefilling[:done]
+        del self.prefilling[:done]
         return budget - left
 
     def _admit(self) -> bool:
         """Give the head of the queue a seat and the blocks of all it must prefill."""
         if not self.queue or self.running >= self.profile.max_num_seqs:
             return False
-        job = next(iter(self.queue.values()))
+        job, size = self.queue[0], self.profile.block_tokens
         job.target = job.n_in + job.n_out
-        hits = 0
-        for key in job.keys[:(job.target - 1) // self.profile.block_tokens]:
-            if key not in self.references:
-                break
-            hits += 1
-        found = job.keys[:hits]
-        need = self._blocks(job.target) - hits
+        known = itertools.takewhile(self.references.__contains__, job.keys)
+        found = list(itertools.islice(known, (job.target - 1) // size))
+        need = self._blocks(job.target) - len(found)
         if need > self.free_blocks + len(self.idle) - sum(key in self.idle for key in found):
             return False
         for key in found:
             self.references[key] += 1
             self.idle.pop(key, None)
         self._take(need)
-        job.held = list(found)
-        job.published = hits
-        job.computed = hits * self.profile.block_tokens
-        job.capacity = (hits + need) * self.profile.block_tokens
+        job.held, job.published, job.computed = found, len(found), len(found) * size
+        job.capacity = job.computed + need * size
         if job.cached < 0:
             job.cached = job.computed
             self.prefix_query_tokens += job.n_in if self.profile.prefix_caching else 0
             self.prefix_hit_tokens += job.cached
-        del self.queue[job.id]
-        self.prefilling.append(job)
+        self.prefilling.append(self.queue.pop(0))
         self.admitted.append(job.id)
         return True
 
@@ -3732,8 +3952,7 @@ class Engine:
         while not self._take(1):
             victim = (self.prefilling or self.decoding).pop()
             self._release(victim)
-            self.queue[victim.id] = victim
-            self.queue.move_to_end(victim.id, last=False)
+            self.queue.insert(0, victim)
             self.preemptions += 1
             if victim is job:
                 return False
@@ -3756,9 +3975,8 @@ class Engine:
         """Take free blocks: empty ones first, then the cached ones that were idle longest."""
         if blocks > self.free_blocks + len(self.idle):
             return False
-        for _ in range(blocks - self.free_blocks):
-            key, _none = self.idle.popitem(last=False)
-            del self.references[key]
+        while self.free_blocks < blocks:
+            del self.references[self.idle.popitem(last=False)[0]]
             self.free_blocks += 1
         self.free_blocks -= blocks
         return True
@@ -3779,26 +3997,30 @@ class Engine:
             self.references[key] -= 1
             if not self.references[key]:
                 self.idle[key] = None
-        job.held = []
-        job.computed = job.capacity = job.published = 0
+        job.held, job.computed, job.capacity, job.published = [], 0, 0, 0
 
 
 # ---- 11. The mock server -----------------------------------------------------------------------
 # The engine behind real HTTP and SSE: one thread, an absolute timeline, vLLM's shapes.
 
-MODEL = "mock-model"
-FINGERPRINT = "loadgen-mock"
-HEAD_BYTES_MAX, BODY_BYTES_MAX, PIPELINED_BYTES_MAX = 64 * KIB, 64 * MIB, MIB
+MODEL, FINGERPRINT = "mock-model", "loadgen-mock"
+BODY_BYTES_MAX, PIPELINED_BYTES_MAX = 64 * MIB, MIB
 UNREAD_BYTES_MAX = 64 * MIB  # of an answer that the client does not take
 SPIN_NS = 150_000  # the last stretch to a deadline is spent awake
 SLIP_NS = 250_000_000  # later than this (a stopped process), the timeline starts afresh
+SLEEP_S = 0.1  # at most, so that a signal is heeded
 CHAT_OVERHEAD_TOKENS = 7
 CHAT_TOKENS_DEFAULT, COMPLETION_TOKENS_DEFAULT = 128, 16
-STDIN = 0
 TRUTHS_MAX = 200_000
-REPLY_WORDS = [f" w{n:03d}" for n in range(1000)]
-REPLY_UTF8 = [word.encode() for word in REPLY_WORDS]
 PIECE = b"x" * 64 * KIB
+POSTS = ("/v1/chat/completions", "/v1/completions")
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15,
+            0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 40.0,
+            60.0, 80.0, 120.0, 160.0, 640.0, 2560.0)  # of the histograms in /metrics
+SPANS = (("e2e_request_latency", "recv_ns", "last_ns"),  # histograms of whole requests
+         ("request_queue_time", "recv_ns", "start_ns"),
+         ("request_prefill_time", "start_ns", "first_ns"),
+         ("request_decode_time", "first_ns", "last_ns"))
 
 clock_ns = time.perf_counter_ns
 compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -3811,20 +4033,8 @@ class RequestError(Exception):
                  param: Optional[str] = None) -> None:
         """An error in vLLM's shape."""
         super().__init__(message)
-        self.code = code
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-class Ask(NamedTuple):
-    """What a generation request asks for."""
-
-    chat: bool
-    stream: bool
-    usage: bool  # stream_options.include_usage
-    usage_always: bool  # stream_options.continuous_usage_stats
-    tokens: Sequence[Hashable]
-    max_tokens: int
-    finish: str
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.code, self.body = code, compact({"error": error}).encode()
 
 
 def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
@@ -3839,9 +4049,9 @@ def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
         tokens: List[Hashable] = [""] * CHAT_OVERHEAD_TOKENS
         for message in messages:
             content = message.get("content") if isinstance(message, dict) else None
-            parts = content if isinstance(content, list) else [{"text": content or ""}]
-            for part in parts:
-                tokens += str(part.get("text", "") if isinstance(part, dict) else part).split()
+            for part in content if isinstance(content, list) else [content]:
+                text = part.get("text") if isinstance(part, dict) else part
+                tokens += str(text or "").split()
         return tokens
     prompt = data.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
@@ -3853,306 +4063,216 @@ def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
     raise RequestError(400, "prompt: a text or one list of token ids is required", param="prompt")
 
 
-def ask_of(body: bytes, chat: bool, model: str, model_len: int) -> Ask:
-    """A request's body as what it asks for.
-
-    The mock never meets an end of sequence before max_tokens, with ignore_eos or without; a chat
-    that sets no max_tokens stops by itself.
-    """
-    try:
-        data = json.loads(body)
-        if not isinstance(data, dict):
-            raise ValueError("an object is required")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"JSON decode error: {error}", "Bad Request", "body") from None
-    if data.get("model") not in (None, "", model):
-        raise RequestError(404, f"The model `{data['model']}` does not exist. "
-                           f"Valid aliases: {model}.", "NotFoundError", "model")
-    if data.get("n") not in (None, 1):
-        raise RequestError(400, "the mock answers n=1 only", param="n")
-    options = data.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise RequestError(400, "stream_options must be an object", param="stream_options")
-    tokens = tokens_of(data, chat)
-    wanted = data.get("max_tokens")
-    if chat and data.get("max_completion_tokens") is not None:
-        wanted = data["max_completion_tokens"]
-    if wanted is not None and (type(wanted) is not int or wanted < 1):
-        raise RequestError(400, f"max_tokens must be at least 1, got {wanted}.", param="max_tokens")
-    if wanted is not None and wanted > model_len:
-        raise RequestError(400, f"max_tokens={wanted} cannot be greater than max_model_len="
-                           f"{model_len}. Please request fewer output tokens.", param="max_tokens")
-    finish = "length" if wanted or not chat else "stop"
-    default = CHAT_TOKENS_DEFAULT if chat else COMPLETION_TOKENS_DEFAULT
-    return Ask(chat, data.get("stream") is True, options.get("include_usage") is True,
-               options.get("continuous_usage_stats") is True, tokens, wanted or default, finish)
-
-
 class Exchange:
     """One request for tokens and its answer so far."""
 
-    def __init__(self, ask: Ask, conn: Connection, number: int, name: str, model: str) -> None:
-        """A request that is complete."""
-        self.ask, self.conn, self.number = ask, conn, number
-        self.id = name or f"{number:016x}"
-        self.recv_ns, self.start_ns, self.first_ns, self.last_ns = conn.recv_ns, 0, 0, 0
-        self.n_in, self.n_out, self.cached = len(ask.tokens), 0, 0
-        self.job: Optional[Job] = None
-        self.faults: List[Fault] = []
-        self.kept: List[bytes] = []  # what a fault holds back
-        self.packer: Any = None
-        self.start: str  # how each of its chunks begins
-        self.kind = "chat.completion" if ask.chat else "text_completion"
-        chunk = ".chunk" if ask.chat and ask.stream else ""
-        label = compact(("chatcmpl-" if ask.chat else "cmpl-") + self.id)
-        self.start = (f'{{"id":{label},"object":"{self.kind}{chunk}","created":{int(time.time())},'
-                      f'"model":{compact(model)},"choices":')
-        self.before, self.after = b"", b""  # an inner token's event on the wire, its word between
-        self.plain = False  # a stream whose inner events no fault and no usage touches
+    start_ns = first_ns = last_ns = n_out = cached = 0
+    before = after = b""  # an inner token's event on the wire, its word between
+    plain = False  # a stream whose inner events no fault and no usage touches
+    faults: Sequence[Fault] = ()
+    packer: Any = None  # compresses the answer
+    kept = b""  # what a fault holds back
+    job: Job
 
-    def word(self, index: int) -> int:
-        """The number of the word that is the output's token so far along."""
-        return (self.number * 37 + index * 7) % len(REPLY_WORDS)
+    def __init__(self, server: MockServer, conn: Connection, head: Head, body: bytearray) -> None:
+        """What a request asks for; RequestError where that makes no sense.
 
-    def usage(self) -> str:
-        """The usage so far, as JSON."""
-        details = f',"prompt_tokens_details":{{"cached_tokens":{self.cached}}}'
-        return (f'{{"prompt_tokens":{self.n_in},"total_tokens":{self.n_in + self.n_out},'
-                f'"completion_tokens":{self.n_out}{details if self.cached > 0 else ""}}}')
+        The mock never meets an end of sequence before max_tokens, with ignore_eos or without; a
+        chat that sets no max_tokens stops by itself.
+        """
+        try:
+            data = json.loads(body)
+            if not isinstance(data, dict):
+                raise ValueError("an object is required")
+        except (ValueError, RecursionError) as error:
+            raise RequestError(400, f"JSON decode error: {error}", "Bad Request", "body") from None
+        if data.get("model") not in (None, "", server.model):
+            raise RequestError(404, f"The model `{data['model']}` does not exist. "
+                               f"Valid aliases: {server.model}.", "NotFoundError", "model")
+        options = data.get("stream_options") or {}
+        if data.get("n") not in (None, 1) or not isinstance(options, dict):
+            raise RequestError(400, "n must be 1, and stream_options an object")
+        self.chat = head.start[1].startswith(POSTS[0])
+        wanted = data.get("max_tokens")
+        if self.chat and data.get("max_completion_tokens") is not None:
+            wanted = data["max_completion_tokens"]
+        if type(wanted) not in (int, type(None)):
+            raise RequestError(400, "max_tokens must be a whole number", param="max_tokens")
+        default = CHAT_TOKENS_DEFAULT if self.chat else COMPLETION_TOKENS_DEFAULT
+        self.max_tokens: int = default if wanted is None else wanted
+        self.finish = "stop" if self.chat and wanted is None else "length"
+        self.stream = data.get("stream") is True
+        self.usage_wanted = options.get("include_usage") is True
+        self.usage_always = options.get("continuous_usage_stats") is True
+        self.tokens = tokens_of(data, self.chat)
+        self.n_in = len(self.tokens)
+        self.conn: Connection = conn
+        self.recv_ns, self.number = conn.recv_ns, next(server.numbers)
+        self.id = head.headers.get("x-request-id", "") or f"{self.number:016x}"
+        self.model, self.created = server.model, int(time.time())
 
-    def event(self, choices: str, rest: str = "") -> bytes:
+    def word(self, index: int) -> str:
+        """The output's token so far along; all are of one length."""
+        return f" w{(self.number * 37 + index * 7) % 1000:03d}"
+
+    def json(self, choices: List[Any], **more: Any) -> bytes:
+        """The answer, or a chunk of it."""
+        kind = "chat.completion" if self.chat else "text_completion"
+        return compact({
+            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.id,
+            "object": kind + (".chunk" if self.chat and self.stream else ""),
+            "created": self.created, "model": self.model, "choices": choices, **more}).encode()
+
+    def usage(self) -> Dict[str, Any]:
+        """The usage so far."""
+        details = {"prompt_tokens_details": {"cached_tokens": self.cached}} if self.cached else {}
+        return {"prompt_tokens": self.n_in, "total_tokens": self.n_in + self.n_out,
+                "completion_tokens": self.n_out, **details}
+
+    def event(self, choices: List[Any], **more: Any) -> bytes:
         """One chunk of the stream as an SSE event."""
-        usage = f',"usage":{self.usage()}' if self.ask.usage_always and choices != "[]" else ""
-        return f"data: {self.start}{choices}{usage}{rest}}}\n\n".encode()
+        if self.usage_always and choices:
+            more = {"usage": self.usage(), **more}
+        return b"data: %b\n\n" % self.json(choices, **more)
 
-    def role_event(self) -> bytes:
-        """The chunk that opens a chat."""
-        return self.event('[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
-                          '"finish_reason":null}]', ',"prompt_token_ids":null,"prompt_text":null')
-
-    def token_event(self, text: str, last: bool) -> bytes:
+    def token_event(self, text: str, last: bool = False) -> bytes:
         """The chunk of one token."""
-        reason = f'"{self.ask.finish}"' if last else "null"
-        stop = ',"stop_reason":null' if last or not self.ask.chat else ""
-        prompt = "" if self.ask.chat else '"prompt_token_ids":null,'
-        content = f'"delta":{{"content":"{text}"}}' if self.ask.chat else f'"text":"{text}"'
-        return self.event(f'[{{"index":0,{content},"logprobs":null,"finish_reason":{reason}{stop},'
-                          f'{prompt}"token_ids":null}}]', self.mark() if last else "")
+        choice: Dict[str, Any] = {"index": 0}
+        if self.chat:
+            choice["delta"] = {"content": text} if text else {}
+        else:
+            choice["text"] = text
+        choice.update(logprobs=None, finish_reason=self.finish if last else None)
+        if last or not self.chat:
+            choice["stop_reason"] = None
+        if not self.chat:
+            choice["prompt_token_ids"] = None
+        mark = {"system_fingerprint": FINGERPRINT} if last and not self.usage_wanted else {}
+        return self.event([{**choice, "token_ids": None}], **mark)
 
-    def mark(self) -> str:
-        """The fingerprint, which stands in the last chunk."""
-        return "" if self.ask.usage else f',"system_fingerprint":"{FINGERPRINT}"'
-
-    def usage_event(self) -> bytes:
-        """The chunk that has no choices but the usage."""
-        return self.event("[]", f',"usage":{self.usage()},"system_fingerprint":"{FINGERPRINT}"')
+    def frame(self, data: bytes) -> bytes:
+        """Bytes of a stream as they go over the wire."""
+        return encode_chunk(data) if self.conn.chunked else data
 
     def whole(self) -> bytes:
         """The answer to a request that wanted no stream."""
-        text = "".join(REPLY_WORDS[self.word(index)] for index in range(self.n_out))
-        said = (f'"message":{{"role":"assistant","content":"{text}","refusal":null}}'
-                if self.ask.chat else f'"text":"{text}"')
-        return (f'{self.start}[{{"index":0,{said},"logprobs":null,"finish_reason":'
-                f'"{self.ask.finish}","stop_reason":null}}],"system_fingerprint":"{FINGERPRINT}",'
-                f'"usage":{self.usage()}}}').encode()
-
-    def truth(self, ended: str) -> Dict[str, Any]:
-        """What /truth tells of it."""
-        return {"id": self.id, "recv_ns": self.recv_ns, "start_ns": self.start_ns,
-                "first_ns": self.first_ns, "last_ns": self.last_ns, "n_in": self.n_in,
-                "n_out": self.n_out, "cached": self.cached, "ended": ended}
+        text = "".join(map(self.word, range(self.n_out)))
+        message = {"role": "assistant", "content": text, "refusal": None}
+        said = {"message": message} if self.chat else {"text": text}
+        return self.json([{"index": 0, **said, "logprobs": None, "finish_reason": self.finish,
+                           "stop_reason": None}], system_fingerprint=FINGERPRINT,
+                         usage=self.usage())
 
 
 class Connection:
     """A client's socket, what it is sending, and what it has not taken yet."""
 
-    __slots__ = ("body", "close_after", "closed", "data", "events", "exchange", "framed", "head",
-                 "out", "parts", "pump", "recv_ns", "size", "sock")
+    events = READABLE
+    recv_ns = 0  # when its last bytes came
+    request: Optional[Tuple[Head, Body, bytearray]] = None  # the one that is coming in
+    exchange: Optional[Exchange] = None  # the one being answered
+    pump = b""  # sent without end
+    chunked = True  # as HTTP/1.1 has it
+    close_after = closed = False
 
     def __init__(self, sock: socket.socket) -> None:
         """A new connection."""
-        self.sock = sock
-        self.events = READABLE
-        self.data = bytearray()  # not parsed yet
-        self.recv_ns = 0  # when its last bytes came
-        self.head: Optional[Head] = None
-        self.body: Optional[Body] = None
-        self.parts: List[bytes] = []
-        self.size = 0
-        self.out = bytearray()
-        self.pump: Optional[Iterator[bytes]] = None  # the rest of an endless answer
-        self.exchange: Optional[Exchange] = None  # at most one at a time
-        self.framed = True  # chunked, as HTTP/1.1 has it
-        self.close_after = self.closed = False
+        self.sock, self.data, self.out = sock, bytearray(), bytearray()
 
 
-# A fault may answer instead of the engine (True: it did), change each SSE event into what is sent
-# for it, or strike once half of the tokens are out.
-Answering = Callable[["MockServer", Exchange, str], bool]
-Changing = Callable[[Exchange, bytes], List[bytes]]
-Striking = Callable[["MockServer", Exchange], None]
+Hook = Callable[["MockServer", Exchange], Any]
 
 
 class Fault(NamedTuple):
     """A way to misbehave."""
 
-    says: str
-    answer: Optional[Answering] = None
-    event: Optional[Changing] = None
-    half: Optional[Striking] = None
-    argument: str = ""
+    answer: Optional[Hook] = None  # in place of the engine
+    opening: Optional[Hook] = None  # the same, for streams alone
+    event: Callable[[Exchange, bytes], List[bytes]] = lambda exchange, event: [event]  # as sent
+    half: Hook = lambda server, exchange: None  # once half of the tokens are out
 
 
-def answer_status(server: MockServer, exchange: Exchange, code: str) -> bool:
+def answer_status(server: MockServer, exchange: Exchange, code: int = 503) -> None:
     """An error status with vLLM's error object."""
-    more = "retry-after: 1\r\n" if code == "429" else ""
-    refused = RequestError(int(code), f"injected status {code}", "InjectedError")
-    server.reply(exchange.conn, int(code), compact(refused.body).encode(), more=more)
-    return True
+    refused = RequestError(code, f"injected status {code}", "InjectedError")
+    server.reply(exchange.conn, code, refused.body,
+                 more="retry-after: 1\r\n" if code == 429 else "")
 
 
-def answer_nothing(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """FIN; as a rule that comes earlier, in accept()."""
-    server.close(exchange.conn)
-    return True
-
-
-def answer_slowly(server: MockServer, exchange: Exchange, _: str) -> bool:
+def open_slowly(server: MockServer, exchange: Exchange) -> None:
     """The head in ten pieces, 20 ms apart; then the stream."""
-    if not exchange.ask.stream:
-        return False
-    head = server.stream_head(exchange)
-    cuts = [len(head) * part // 10 for part in range(11)]
+    head, now_ns, apart_ns = server.stream_head(exchange), clock_ns(), round(20 * MS / NS)
     for part in range(10):
-        piece = head[cuts[part]:cuts[part + 1]]
-        server.later(part * 20 * MS, functools.partial(server.send, exchange.conn, piece))
-    server.later(200 * MS, functools.partial(server.submit, exchange, False))
-    return True
+        piece = head[len(head) * part // 10:len(head) * (part + 1) // 10]
+        server.at(now_ns + part * apart_ns, functools.partial(server.send, exchange.conn, piece))
+    server.at(now_ns + 10 * apart_ns, functools.partial(server.submit, exchange, False))
 
 
-def answer_empty(server: MockServer, exchange: Exchange, _: str) -> bool:
+def open_empty(server: MockServer, exchange: Exchange) -> None:
     """A well-formed stream without a token."""
-    if not exchange.ask.stream:
-        return False
+    exchange.max_tokens, exchange.finish = 0, "stop"
     server.send(exchange.conn, server.stream_head(exchange))
-    server.emit(exchange, exchange.role_event())
-    ends = exchange.token_event("", last=True)
-    server.emit(exchange, ends.replace(b'"content":""', b"").replace(b'"length"', b'"stop"'))
-    server.finish(exchange)
-    return True
+    server.send_token(exchange)
+    server.finish(exchange, "stop")
 
 
-def answer_page(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """A web page."""
-    page = b"<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>\n"
-    server.reply(exchange.conn, 200, page, kind="text/html")
-    return True
-
-
-def answer_elsewhere(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """A redirect."""
-    server.reply(exchange.conn, 307, b"", more="location: /v1/elsewhere\r\n")
-    return True
-
-
-def answer_endlessly(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """A head that never ends."""
-    lines = (b"x-filler-%d: %b\r\n" % (number, PIECE[:KIB]) for number in itertools.count())
-    exchange.conn.pump = itertools.chain([b"HTTP/1.1 200 OK\r\n"], lines)
+def endless(server: MockServer, exchange: Exchange, start: bytes, piece: bytes) -> None:
+    """The same piece over and over, as long as the client takes it."""
+    server.engine.abort(exchange.number)
+    exchange.conn.pump = piece
+    server.send(exchange.conn, start)
     server.flush(exchange.conn)
-    return True
-
-
-def answer_whole(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """One JSON object although a stream was asked for."""
-    exchange.ask = exchange.ask._replace(stream=False)
-    exchange.start = exchange.start.replace(".chunk", "", 1)
-    return False
-
-
-def answer_packed(server: MockServer, exchange: Exchange, _: str) -> bool:
-    """Everything compressed from here on."""
-    exchange.packer = zlib.compressobj(wbits=31)
-    return False
-
-
-def pack(exchange: Exchange, event: bytes) -> List[bytes]:
-    """An event compressed, and flushed so that it can be read at once."""
-    return [exchange.packer.compress(event) + exchange.packer.flush(zlib.Z_SYNC_FLUSH)]
 
 
 def bundle(exchange: Exchange, event: bytes) -> List[bytes]:
     """Nothing until there are eight, or the end."""
-    exchange.kept.append(event)
-    if len(exchange.kept) < 8 and b"[DONE]" not in event:
+    exchange.kept += event
+    if exchange.kept.count(b"data:") < 8 and b"[DONE]" not in event:
         return []
-    kept, exchange.kept = exchange.kept, []
-    return [b"".join(kept)]
+    kept, exchange.kept = exchange.kept, b""
+    return [kept]
 
 
-def lie(exchange: Exchange, event: bytes) -> List[bytes]:
-    """Twice the completion tokens that there were."""
-    told = re.sub(rb'"completion_tokens":(\d+)',
-                  lambda found: b'"completion_tokens":%d' % (2 * int(found[1])), event)
-    return [told]
-
-
-def strike_reset(server: MockServer, exchange: Exchange) -> None:
-    """RST."""
-    exchange.conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    server.close(exchange.conn)
-
-
-def strike_error(server: MockServer, exchange: Exchange) -> None:
+def break_off(server: MockServer, exchange: Exchange) -> None:
     """An error object in the stream, then [DONE], as vLLM does it."""
-    error = RequestError(500, "injected error", "InternalServerError").body
-    server.emit(exchange, f"data: {compact(error)}\n\n".encode())
+    error = RequestError(500, "injected error", "InternalServerError")
+    server.emit(exchange, b"data: %b\n\n" % error.body)
     server.engine.abort(exchange.number)
     server.finish(exchange, "error")
 
 
-def strike_huge(server: MockServer, exchange: Exchange) -> None:
-    """One line of a GiB."""
-    server.engine.abort(exchange.number)
-    exchange.conn.pump = itertools.chain(
-        [encode_chunk(b"data: ")], itertools.repeat(encode_chunk(PIECE), MIB // 64),
-        [encode_chunk(b"\n\n"), LAST_CHUNK])
-    server.flush(exchange.conn)
-
-
 FAULTS: Dict[str, Fault] = {
-    "status": Fault("status:CODE is the answer; 429 with Retry-After", answer_status),
-    "refuse": Fault("the connection is closed as soon as it is made", answer_nothing),
-    "silent": Fault("never answers", answer=lambda server, exchange, _: True),
-    "slow_head": Fault("the head trickles in over 0.2 s", answer_slowly),
-    "endless_head": Fault("headers without end", answer_endlessly),
-    "html": Fault("a web page with status 200", answer_page),
-    "redirect": Fault("307 to another path", answer_elsewhere),
-    "not_stream": Fault("one JSON object instead of a stream", answer_whole),
-    "empty": Fault("role, finish and usage, but no token", answer_empty),
-    "gzip": Fault("a compressed stream, though nobody asked", answer_packed, pack),
-    "reset": Fault("RST half-way", half=strike_reset),
-    "truncate": Fault("FIN half-way", half=lambda server, exchange: server.close(exchange.conn)),
-    "stall": Fault("nothing more from half-way on",
-                   half=lambda server, exchange: server.drop(exchange)),
-    "error_event": Fault("an error object half-way, then [DONE]", half=strike_error),
-    "huge_line": Fault("a line of 1 GiB half-way", half=strike_huge),
-    "bad_json": Fault("an event half-way that is not JSON",
-                      half=lambda server, exchange: server.emit(
-                          exchange, f"data: {exchange.start}[{{\n\n".encode())),
-    "no_done": Fault("no [DONE]",
-                     event=lambda _, event: [] if b"[DONE]" in event else [event]),
-    "no_usage": Fault("no usage, though asked for",
-                      event=lambda _, event: [] if b'"choices":[],' in event else [event]),
-    "wrong_usage": Fault("usage tells twice the tokens", event=lie),
-    "crlf": Fault("lines end in CR LF", event=lambda _, event: [event.replace(b"\n", b"\r\n")]),
-    "no_space": Fault("no space after data:",
-                      event=lambda _, event: [event.replace(b"data: ", b"data:", 1)]),
-    "comments": Fault("a comment before every event",
-                      event=lambda _, event: [b": keep-alive\n\n" + event]),
-    "split": Fault("every event in three sends",
-                   event=lambda _, event: [event[:9], event[9:-1], event[-1:]]),
-    "bundle": Fault("eight events in one send", event=bundle),
+    "status": Fault(answer_status),  # status:CODE; 429 has a Retry-After
+    "refuse": Fault(lambda server, exchange: server.close(exchange.conn)),  # see accept()
+    "silent": Fault(lambda server, exchange: None),
+    "html": Fault(lambda server, exchange: server.reply(
+        exchange.conn, 200, b"<!DOCTYPE html><html><h1>Welcome</h1></html>\n", "text/html")),
+    "redirect": Fault(lambda server, exchange: server.reply(
+        exchange.conn, 307, b"", more="location: /v1/elsewhere\r\n")),
+    "endless_head": Fault(functools.partial(
+        endless, start=b"HTTP/1.1 200 OK\r\n", piece=b"x-filler: %b\r\n" % PIECE[:KIB])),
+    "slow_head": Fault(opening=open_slowly),
+    "empty": Fault(opening=open_empty),
+    "not_stream": Fault(),  # generate() knows
+    "reset": Fault(half=lambda server, exchange: server.close(exchange.conn, reset=True)),
+    "truncate": Fault(half=lambda server, exchange: server.close(exchange.conn)),
+    "stall": Fault(half=lambda server, exchange: server.drop(exchange)),
+    "error_event": Fault(half=break_off),
+    "huge_line": Fault(half=functools.partial(
+        endless, start=encode_chunk(b"data: "), piece=encode_chunk(PIECE))),
+    "bad_json": Fault(half=lambda server, exchange: server.emit(
+        exchange, b'data: {"choices":[{\n\n')),
+    "no_done": Fault(event=lambda _, event: [] if b"[DONE]" in event else [event]),
+    "no_usage": Fault(event=lambda _, event: [] if b'"choices":[],' in event else [event]),
+    "wrong_usage": Fault(event=lambda _, event: [re.sub(  # twice the completion tokens
+        rb'(?<="completion_tokens":)\d+', lambda n: b"%d" % (2 * int(n[0])), event)]),
+    "crlf": Fault(event=lambda _, event: [event.replace(b"\n", b"\r\n")]),
+    "no_space": Fault(event=lambda _, event: [event.replace(b"data: ", b"data:", 1)]),
+    "comments": Fault(event=lambda _, event: [b": keep-alive\n\n" + event]),
+    "split": Fault(event=lambda _, event: [event[:9], event[9:-1], event[-1:]]),
+    "bundle": Fault(event=bundle),
+    "gzip": Fault(event=lambda exchange, event: [  # though nobody asked
+        exchange.packer.compress(event) + exchange.packer.flush(zlib.Z_SYNC_FLUSH)]),
 }
 
 
@@ -4166,25 +4286,20 @@ class Faults(NamedTuple):
 NO_FAULTS = Faults()
 
 
-def fault_named(text: str) -> Tuple[str, Fault]:
-    """A fault by its name, with its argument."""
-    name, colon, argument = text.partition(":")
-    if name not in FAULTS:
-        raise UserError(f"no fault is called {name!r}{near(name, FAULTS)}")
-    if (name == "status") != bool(colon):
-        raise UserError(f"fault {text!r}: " + ("write status:503" if name == "status" else
-                                               "only status takes an argument"))
-    if colon and not (argument.isascii() and argument.isdigit() and 400 <= int(argument) < 600):
-        raise UserError(f"fault {text!r}: the status must be from 400 to 599")
-    return name, FAULTS[name]._replace(argument=argument)
-
-
 def parse_faults(text: str, seed: int = 0) -> Faults:
     """'stall=0.05,status:503=0.1': each fault and its share of the requests, 1 if not given."""
     rates = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, map(str.strip, text.split(","))):
         given, equals, share = item.partition("=")
-        name, fault = fault_named(given.strip())
+        name, colon, code = given.strip().partition(":")
+        if name not in FAULTS:
+            raise UserError(f"no fault is called {name!r}{near(name, FAULTS)}")
+        if not (re.fullmatch("[45][0-9][0-9]", code) if name == "status" else not colon):
+            raise UserError(f"fault {item!r}: status needs a code from 400 to 599, as in "
+                            "status:503, and no other takes an argument")
+        fault = FAULTS[name]
+        if name == "status":
+            fault = Fault(functools.partial(answer_status, code=int(code)))
         try:
             rate = float(share) if equals else 1.0
         except ValueError:
@@ -4193,42 +4308,6 @@ def parse_faults(text: str, seed: int = 0) -> Faults:
             raise UserError(f"fault {item!r}: the share of requests must be from 0 to 1")
         rates.append((fault, name, rate))
     return Faults(tuple(rates), seed)
-
-
-class Histogram:
-    """Counts of seconds up to each bound, as Prometheus has them."""
-
-    BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,
-              0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0,
-              40.0, 60.0, 80.0, 120.0, 160.0, 640.0, 2560.0)
-
-    def __init__(self) -> None:
-        """Nothing counted yet."""
-        self.counts = [0] * (len(self.BOUNDS) + 1)
-        self.total_s = 0.0
-
-    def add(self, value_s: float) -> None:
-        """Count one."""
-        self.counts[bisect.bisect_left(self.BOUNDS, value_s)] += 1
-        self.total_s += value_s
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        """Its lines in the Prometheus text format."""
-        total = 0
-        for bound, number in zip((*map(str, self.BOUNDS), "+Inf"), self.counts):
-            total += number
-            yield f'{name}_bucket{{le="{bound}",{labels}}} {float(total)}'
-        yield f"{name}_count{{{labels}}} {float(total)}"
-        yield f"{name}_sum{{{labels}}} {self.total_s!r}"
-
-
-REASONS = {200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found",
-           405: "Method Not Allowed", 413: "Content Too Large", 429: "Too Many Requests",
-           431: "Request Header Fields Too Large", 500: "Internal Server Error",
-           502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}
-HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "e2e_request_latency",
-              "request_queue_time", "request_prefill_time", "request_decode_time")
-POSTS = ("/v1/chat/completions", "/v1/completions")
 
 
 class MockServer:
@@ -4242,78 +4321,57 @@ class MockServer:
     def __init__(self, profile: Profile, host: str = "127.0.0.1", port: int = 0,
                  faults: Faults = NO_FAULTS, model: str = MODEL) -> None:
         """Listen, and serve from run() on."""
+        import http
         import random
+        import selectors
         self.engine, self.faults, self.model = Engine(profile), faults, model
         self.chance = random.Random(faults.seed)
+        self.reasons = {status.value: status.phrase for status in http.HTTPStatus}
         self.numbers = itertools.count(1)
         self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
         self.truths: Deque[Dict[str, Any]] = collections.deque(maxlen=TRUTHS_MAX)
         self.emitted: List[Tuple[Hashable, int]] = []  # what the step in progress will give
         self.end_ns = 0  # when it ends; 0: no step in progress
         self.timers: List[Tuple[int, int, Callable[[], Any]]] = []
-        self.histograms = {name: Histogram() for name in HISTOGRAMS}
-        self.ends = collections.Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
-        self.prompt_tokens = self.generation_tokens = self.slips = 0
+        self.histograms = {name: [0.0] * (len(BOUNDS_S) + 2)  # a count by bound, then the sum
+                           for name in ("time_to_first_token", "inter_token_latency",
+                                        *(name for name, _, _ in SPANS))}
+        self.ends = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.slips = 0
         self.stopping = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.socket(family, socket.SOCK_STREAM)
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self.listener.bind((host, port))
-            self.listener.listen(4096)
+            self.listener = socket.create_server(
+                (host, port), backlog=4096,
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except (OSError, OverflowError) as error:
-            self.listener.close()
             raise UserError(f"cannot listen on {host}:{port}: {error}") from None
         self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
-        import selectors
         self.selector = selectors.DefaultSelector()
-        self.waker, self.woken = socket.socketpair()
-        self.selector.register(self.woken, READABLE)
         self.selector.register(self.listener, READABLE)
 
     # -- time --
 
     def run(self) -> None:
-        """Serve until stop()."""
+        """Serve until stopping is set."""
         while not self.stopping:
-            due_ns = self.due_ns()
+            due_ns = self.timers[0][0] if self.timers else 0
             self.wait(due_ns)
-            if due_ns and due_ns - clock_ns() > SPIN_NS:
-                continue
-            while clock_ns() < due_ns:
-                pass
-            while self.timers and self.timers[0][0] <= clock_ns():
+            if due_ns and due_ns - clock_ns() <= SPIN_NS:
+                while clock_ns() < due_ns:
+                    pass
                 heapq.heappop(self.timers)[2]()
-            if self.end_ns and self.end_ns <= clock_ns():
-                self.deliver()
 
-    def stop(self) -> None:
-        """End run(); may be called from a signal handler or another thread."""
-        self.stopping = True
-        self.waker.send(b".")
-
-    def watch_stdin(self) -> None:
-        """Stop when stdin ends: the parent is gone."""
-        with contextlib.suppress(OSError, ValueError):  # a file or nothing: never readable
-            self.selector.register(STDIN, READABLE)
-
-    def due_ns(self) -> int:
-        """The next deadline, 0 if there is none."""
-        if self.timers and (not self.end_ns or self.timers[0][0] < self.end_ns):
-            return self.timers[0][0]
-        return self.end_ns
-
-    def later(self, delay_s: float, call: Callable[[], Any]) -> None:
-        """Call something after a while."""
-        heapq.heappush(self.timers, (clock_ns() + int(delay_s / NS), next(self.numbers), call))
+    def at(self, due_ns: int, call: Callable[[], Any]) -> None:
+        """Call something at a time."""
+        heapq.heappush(self.timers, (due_ns, next(self.numbers), call))
 
     def wait(self, due_ns: int) -> None:
         """Serve the sockets until shortly before a deadline.
 
         select() on the selector's own descriptor is exact to 0.1 ms, epoll's timeout only to 1 ms.
         """
-        left_s = (due_ns - clock_ns() - SPIN_NS) * NS if due_ns else 3600.0
+        left_s = min((due_ns - clock_ns() - SPIN_NS) * NS, SLEEP_S) if due_ns else SLEEP_S
         descriptor = getattr(self.selector, "fileno", None)
         if descriptor and left_s > 0:
             select.select([descriptor()], [], [], left_s)
@@ -4323,9 +4381,9 @@ class MockServer:
                 break  # the others stay ready
             if key.fileobj is self.listener:
                 self.accept()
-            elif key.fd == STDIN:
-                self.stopping |= not os.read(STDIN, KIB)
-            elif key.data:
+            elif key.data is None:
+                self.stopping |= not os.read(key.fd, KIB)
+            else:
                 if mask & WRITABLE:
                     self.flush(key.data)
                 if mask & READABLE:
@@ -4335,6 +4393,8 @@ class MockServer:
         """Start a step if there is something to do."""
         duration_s, self.emitted = self.engine.step()
         self.end_ns = start_ns + max(1, round(duration_s / NS)) if duration_s else 0
+        if self.end_ns:
+            self.at(self.end_ns, self.deliver)
         for number in self.engine.admitted:
             exchange = self.exchanges[number]
             exchange.start_ns = exchange.start_ns or max(start_ns, exchange.recv_ns)
@@ -4342,159 +4402,163 @@ class MockServer:
     def deliver(self) -> None:
         """A step has ended: send its tokens, and start the next."""
         ended: List[Exchange] = []
-        add_gap, exchanges = self.histograms["inter_token_latency"].add, self.exchanges
-        generated = 0
         for number, _one in self.emitted:
-            exchange = exchanges.get(number)
+            exchange = self.exchanges.get(number)
             if exchange is None:
                 continue  # it went away
             now_ns = clock_ns()
             if exchange.n_out:
-                add_gap((now_ns - exchange.last_ns) * NS)
+                self.observe("inter_token_latency", now_ns - exchange.last_ns)
             else:
-                self.first(exchange, now_ns)
+                exchange.first_ns, exchange.cached = now_ns, exchange.job.cached
+                self.observe("time_to_first_token", now_ns - exchange.recv_ns)
             exchange.last_ns = now_ns
             exchange.n_out += 1
-            generated += 1
-            if exchange.n_out == exchange.ask.max_tokens:
+            if exchange.n_out == exchange.max_tokens:
                 ended.append(exchange)
-            if exchange.plain and 1 < exchange.n_out < exchange.ask.max_tokens:
-                word = REPLY_UTF8[exchange.word(exchange.n_out - 1)]
+            if exchange.plain and 1 < exchange.n_out < exchange.max_tokens:
+                word = exchange.word(exchange.n_out - 1).encode()
                 self.send(exchange.conn, exchange.before + word + exchange.after)
-            else:
+            elif exchange.stream:
                 self.send_token(exchange)
-        self.generation_tokens += generated
         for exchange in ended:
-            if self.exchanges.pop(exchange.number, None):
-                self.finish(exchange, exchange.ask.finish)
-        start_ns = self.end_ns
-        if clock_ns() - start_ns > SLIP_NS:
-            self.slips += 1
-            start_ns = clock_ns()
-        self.begin(start_ns)
+            if exchange.number in self.exchanges:
+                self.finish(exchange, exchange.finish)
+        late = clock_ns() - self.end_ns > SLIP_NS
+        self.slips += late
+        self.begin(clock_ns() if late else self.end_ns)
+
+    def observe(self, name: str, duration_ns: int) -> None:
+        """Count a duration in a histogram."""
+        histogram, duration_s = self.histograms[name], duration_ns * NS
+        histogram[bisect.bisect_left(BOUNDS_S, duration_s)] += 1
+        histogram[-1] += duration_s
 
     # -- answers --
+
+    def generate(self, conn: Connection, head: Head, body: bytearray) -> None:
+        """Take in a request for tokens: to the engine, unless a fault answers it."""
+        exchange = Exchange(self, conn, head, body)
+        why = self.engine.refusal(exchange.n_in, exchange.max_tokens)
+        if why:
+            raise RequestError(400, why)
+        try:
+            asked = parse_faults(head.headers.get("x-mock-fault", "")).rates
+        except UserError as error:
+            raise RequestError(400, str(error), param="x-mock-fault") from None
+        exchange.faults = [fault for fault, name, rate in (*self.faults.rates, *asked)
+                           if self.chance.random() < rate and (name != "refuse" or asked)]
+        exchange.stream &= FAULTS["not_stream"] not in exchange.faults
+        if exchange.stream and FAULTS["gzip"] in exchange.faults:
+            exchange.packer = zlib.compressobj(wbits=31)
+        conn.exchange = exchange
+        for fault in exchange.faults:
+            hook = fault.answer or (fault.opening if exchange.stream else None)
+            if hook:
+                hook(self, exchange)
+                return
+        self.submit(exchange)
 
     def submit(self, exchange: Exchange, with_head: bool = True) -> None:
         """Hand a request to the engine, and open its answer."""
         if exchange.conn.closed:
             return
-        ask = exchange.ask
-        words = [REPLY_WORDS[exchange.word(index)][1:] for index in range(ask.max_tokens)]
-        keys = block_keys([*ask.tokens, *words], self.engine.profile.block_tokens)
-        exchange.job = self.engine.submit(exchange.number, exchange.n_in, ask.max_tokens, keys)
+        words = [exchange.word(index)[1:] for index in range(exchange.max_tokens)]
+        keys = block_keys([*exchange.tokens, *words], self.engine.profile.block_tokens)
+        exchange.job = self.engine.submit(exchange.number, exchange.n_in, exchange.max_tokens, keys)
         self.exchanges[exchange.number] = exchange
-        if ask.stream:
-            exchange.plain = not (exchange.faults or ask.usage_always)
-            sample = self.frame(exchange, exchange.token_event(REPLY_WORDS[0], last=False))
-            exchange.before, _word, exchange.after = sample.rpartition(REPLY_UTF8[0])
+        if exchange.stream:
+            exchange.plain = not (exchange.faults or exchange.usage_always)
+            sample = exchange.frame(exchange.token_event(" w000"))
+            exchange.before, _word, exchange.after = sample.rpartition(b" w000")
             if with_head:
                 self.send(exchange.conn, self.stream_head(exchange))
         if not self.end_ns:
             self.begin(clock_ns())
 
-    def first(self, exchange: Exchange, now_ns: int) -> None:
-        """Book an exchange's first token."""
-        exchange.first_ns = now_ns
-        self.prompt_tokens += exchange.n_in
-        self.histograms["time_to_first_token"].add((now_ns - exchange.recv_ns) * NS)
-        if exchange.job:
-            exchange.cached = exchange.job.cached
-
     def send_token(self, exchange: Exchange) -> None:
         """Send a token that is not like the others: the first, the last, or one with a fault."""
-        ask = exchange.ask
-        if ask.stream:
-            text = REPLY_WORDS[exchange.word(exchange.n_out - 1)]
-            event = exchange.token_event(text, exchange.n_out == ask.max_tokens)
-            if exchange.plain and exchange.n_out == 1 and ask.chat:
-                self.send(exchange.conn, self.frame(exchange, exchange.role_event())
-                          + self.frame(exchange, event))
-            else:
-                if exchange.n_out == 1 and ask.chat:
-                    self.emit(exchange, exchange.role_event())
-                self.emit(exchange, event)
-        if ask.stream and exchange.n_out == max(1, ask.max_tokens // 2):
+        events = []
+        if exchange.chat and exchange.n_out <= 1:
+            delta = {"role": "assistant", "content": ""}
+            role = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            events += [exchange.event([role], prompt_token_ids=None, prompt_text=None)]
+        text = exchange.word(exchange.n_out - 1) if exchange.n_out else ""
+        events += [exchange.token_event(text, exchange.n_out == exchange.max_tokens)]
+        self.emit(exchange, *events)
+        if exchange.n_out == max(1, exchange.max_tokens // 2):
             for fault in exchange.faults:
-                if fault.half and not exchange.conn.closed:
+                if not exchange.conn.closed:
                     fault.half(self, exchange)
 
-    def frame(self, exchange: Exchange, data: bytes) -> bytes:
-        """Bytes of a stream as they go over the wire."""
-        return encode_chunk(data) if exchange.conn.framed else data
-
-    def emit(self, exchange: Exchange, event: bytes) -> None:
-        """Send an event as the exchange's faults will have it."""
-        sends = [event]
+    def emit(self, exchange: Exchange, *events: bytes) -> None:
+        """Send events as the exchange's faults will have them: in one send if there are none."""
+        parts = list(events)
         for fault in exchange.faults:
-            if fault.event:
-                sends = [part for one in sends for part in fault.event(exchange, one)]
-        for part in sends:
-            self.send(exchange.conn, self.frame(exchange, part))
+            parts = [part for event in parts for part in fault.event(exchange, event)]
+        sends = [exchange.frame(part) for part in parts]
+        for data in sends if exchange.faults else [b"".join(sends)]:
+            self.send(exchange.conn, data)
+
+    def finish(self, exchange: Exchange, ended: str) -> None:
+        """End an answer; the connection may then ask again."""
+        conn = exchange.conn
+        self.record(exchange, ended)
+        if not exchange.stream:
+            self.reply(conn, 200, exchange.whole())
+            return
+        if exchange.usage_wanted and ended != "error":
+            self.emit(exchange, exchange.event([], usage=exchange.usage(),
+                                               system_fingerprint=FINGERPRINT))
+        self.emit(exchange, b"data: [DONE]\n\n")
+        rest = exchange.kept + (exchange.packer.flush() if exchange.packer else b"")
+        self.send(conn, exchange.frame(rest) + (LAST_CHUNK if conn.chunked else b""))
+        self.next(conn)
 
     def drop(self, exchange: Exchange) -> None:
         """Forget a request that the engine still works on."""
         self.engine.abort(exchange.number)
-        if self.exchanges.pop(exchange.number, None):
+        if exchange.number in self.exchanges:
             self.record(exchange, "abort")
 
-    def finish(self, exchange: Exchange, ended: str = "stop") -> None:
-        """End an answer; the connection may then ask again."""
-        self.exchanges.pop(exchange.number, None)
-        conn, ask = exchange.conn, exchange.ask
-        self.record(exchange, ended)
-        if not ask.stream:
-            self.reply(conn, 200, exchange.whole())
-            return
-        if ask.usage and ended != "error":
-            self.emit(exchange, exchange.usage_event())
-        self.emit(exchange, b"data: [DONE]\n\n")
-        rest = b"".join(exchange.kept) + (exchange.packer.flush() if exchange.packer else b"")
-        if rest:
-            self.send(conn, self.frame(exchange, rest))
-        if conn.framed:
-            self.send(conn, LAST_CHUNK)
-        self.next(conn)
-
     def record(self, exchange: Exchange, ended: str) -> None:
-        """Keep the truth about a request, and its metrics."""
-        self.truths.append(exchange.truth(ended))
+        """Keep the truth about a request that has ended, and its metrics."""
+        self.exchanges.pop(exchange.number, None)
         self.ends[ended] += 1
+        names = ("id", "recv_ns", "start_ns", "first_ns", "last_ns", "n_in", "n_out", "cached")
+        truth = {name: getattr(exchange, name) for name in names}
+        self.truths.append({**truth, "ended": ended})
         if ended in ("stop", "length") and exchange.n_out:
-            for name, from_ns, to_ns in (
-                    ("e2e_request_latency", exchange.recv_ns, exchange.last_ns),
-                    ("request_queue_time", exchange.recv_ns, exchange.start_ns),
-                    ("request_prefill_time", exchange.start_ns, exchange.first_ns),
-                    ("request_decode_time", exchange.first_ns, exchange.last_ns)):
-                self.histograms[name].add((to_ns - from_ns) * NS)
-
-    def stream_head(self, exchange: Exchange) -> bytes:
-        """The head of a stream."""
-        packed = "content-encoding: gzip\r\n" if exchange.packer else ""
-        framing = "transfer-encoding: chunked\r\n" if exchange.conn.framed else ""
-        return self.head(exchange.conn, 200, "text/event-stream; charset=utf-8", packed + framing)
+            for name, start, end in SPANS:
+                self.observe(name, truth[end] - truth[start])
 
     def head(self, conn: Connection, code: int, kind: str, more: str) -> bytes:
         """The head of any answer."""
         date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
         ends = "connection: close\r\n" if conn.close_after else ""
-        return (f"HTTP/1.1 {code} {REASONS.get(code, 'Injected')}\r\ndate: {date}\r\n"
+        return (f"HTTP/1.1 {code} {self.reasons.get(code, 'Injected')}\r\ndate: {date}\r\n"
                 f"server: {FINGERPRINT}\r\ncontent-type: {kind}\r\n{more}{ends}\r\n").encode()
+
+    def stream_head(self, exchange: Exchange) -> bytes:
+        """The head of a stream."""
+        more = "content-encoding: gzip\r\n" if exchange.packer else ""
+        more += "transfer-encoding: chunked\r\n" if exchange.conn.chunked else ""
+        return self.head(exchange.conn, 200, "text/event-stream; charset=utf-8", more)
 
     def reply(self, conn: Connection, code: int, body: bytes, kind: str = "application/json",
               more: str = "") -> None:
         """A whole answer in one send."""
-        self.send(conn, self.head(conn, code, kind, f"content-length: {len(body)}\r\n{more}")
-                  + body)
+        more += f"content-length: {len(body)}\r\n"
+        self.send(conn, self.head(conn, code, kind, more) + body)
         self.next(conn)
 
     def next(self, conn: Connection) -> None:
         """An answer is complete: close, or go on with what has come meanwhile."""
-        conn.exchange = conn.head = conn.body = None
+        conn.exchange = conn.request = None
         if conn.close_after:
             self.flush(conn)
-        elif conn.data and not conn.closed:
-            self.later(0, functools.partial(self.parse, conn))
+        elif conn.data:
+            self.at(clock_ns(), functools.partial(self.parse, conn))
 
     # -- sockets --
 
@@ -4505,59 +4569,47 @@ class MockServer:
                 sock, _address = self.listener.accept()
             except OSError:  # none left, gone already, or no descriptors
                 return
-            if self.struck("refuse"):
+            if any(name == "refuse" and self.chance.random() < rate
+                   for _, name, rate in self.faults.rates):
                 sock.close()
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.selector.register(sock, READABLE, Connection(sock))
 
-    def struck(self, name: str) -> bool:
-        """Whether a new connection meets this fault."""
-        return any(name == given and self.chance.random() < rate
-                   for _fault, given, rate in self.faults.rates)
-
     def send(self, conn: Connection, data: bytes) -> None:
         """Send at once what the socket takes, and the rest when it can."""
-        if not conn.out and not conn.closed:
-            try:
-                sent = conn.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self.close(conn)
-                return
-            if sent == len(data):
-                return
-            data = data[sent:]
         if conn.closed:
             return
-        conn.out += data
-        if len(conn.out) > UNREAD_BYTES_MAX:
-            self.close(conn)
-        else:
-            self.watch(conn, READABLE | WRITABLE)
-
-    def flush(self, conn: Connection) -> None:
-        """Send what is left; close if that was all there will be."""
-        while not conn.closed:
-            if not conn.out and conn.pump:
-                conn.out += next(conn.pump, b"")
-            if not conn.out:
-                self.watch(conn, READABLE)
-                if conn.close_after and conn.exchange is None:
-                    self.close(conn)
-                return
+        if not conn.out:
             try:
-                del conn.out[:conn.sock.send(conn.out)]
+                data = data[conn.sock.send(data):]
             except BlockingIOError:
-                self.watch(conn, READABLE | WRITABLE)
-                return
+                pass
             except OSError:
                 self.close(conn)
-            if conn.pump:
-                self.watch(conn, READABLE | WRITABLE)
-                return  # others are waiting
+                return
+            if not data:
+                return
+        conn.out += data
+        self.watch(conn, READABLE | WRITABLE)
+        if len(conn.out) > UNREAD_BYTES_MAX:
+            self.close(conn)
+
+    def flush(self, conn: Connection) -> None:
+        """Send some of what is left; close if there is nothing, and will be nothing."""
+        if not conn.out:
+            conn.out += conn.pump
+        self.watch(conn, READABLE | WRITABLE if conn.out else READABLE)
+        try:
+            if conn.out:
+                del conn.out[:conn.sock.send(conn.out)]
+            elif conn.close_after and not conn.exchange:
+                self.close(conn)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close(conn)
 
     def watch(self, conn: Connection, events: int) -> None:
         """Say what the selector should report."""
@@ -4565,187 +4617,126 @@ class MockServer:
             conn.events = events
             self.selector.modify(conn.sock, events, conn)
 
-    def close(self, conn: Connection) -> None:
-        """Close a connection; what it asked for is dropped."""
-        if conn.closed:
-            return
-        conn.closed = True
-        self.selector.unregister(conn.sock)
-        conn.sock.close()
-        exchange, conn.exchange = conn.exchange, None
-        if exchange:
-            self.drop(exchange)
+    def close(self, conn: Connection, reset: bool = False) -> None:
+        """Close a connection, by FIN or RST; what it asked for is dropped."""
+        if not conn.closed:
+            if reset:
+                conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            conn.closed = True
+            self.selector.unregister(conn.sock)
+            conn.sock.close()
+            exchange, conn.exchange = conn.exchange, None
+            if exchange:
+                self.drop(exchange)
 
     def read(self, conn: Connection) -> None:
         """Take what a client sends."""
-        if conn.closed:
-            return
         try:
-            data = conn.sock.recv(64 * KIB)
+            data = b"" if conn.closed else conn.sock.recv(64 * KIB)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         conn.recv_ns = clock_ns()
         conn.data += data
-        if not data or (conn.exchange and len(conn.data) > PIPELINED_BYTES_MAX):
-            self.close(conn)
-        else:
+        if data and len(conn.data) <= PIPELINED_BYTES_MAX:
             self.parse(conn)
+        else:
+            self.close(conn)
 
     def parse(self, conn: Connection) -> None:
-        """Head, then body, then the answer; what is no HTTP ends the connection."""
+        """Answer the next request if it is all here; what is no HTTP ends the connection."""
+        if conn.closed or conn.exchange or (conn.close_after and not conn.request):
+            return
         try:
-            while conn.data and conn.exchange is None and not conn.closed:
-                if conn.body is None and (conn.close_after or not self.parse_head(conn)):
+            if not conn.request:
+                head = take_head(conn.data)
+                if head is None:
                     return
-                if conn.head and conn.body:
-                    self.parse_body(conn, conn.head, conn.body)
-        except WireError as error:
-            self.refuse(conn, RequestError(400, f"bad request: {error}"), hang_up=True)
-        except RequestError as refused:
-            self.refuse(conn, refused, hang_up=True)
-
-    def refuse(self, conn: Connection, refused: RequestError, hang_up: bool = False) -> None:
-        """Answer with an error."""
-        conn.close_after |= hang_up
-        self.reply(conn, refused.code, compact(refused.body).encode())
-
-    def parse_head(self, conn: Connection) -> bool:
-        """The head of the next request; False if it is not all here."""
-        head = take_head(conn.data)
-        if head is None:
-            if len(conn.data) > HEAD_BYTES_MAX:
-                raise RequestError(431, "request head too large")
-            return False
-        conn.head, conn.body, conn.parts, conn.size = head, Body(head, False), [], 0
-        conn.framed = head.start[2] != "HTTP/1.0"
-        conn.close_after = "close" in head.headers.get("connection", "").lower() or not conn.framed
-        declared = head.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            raise RequestError(413, "request body too large")
-        if head.headers.get("expect", "").lower() == "100-continue":
-            self.send(conn, b"HTTP/1.1 100 Continue\r\n\r\n")
-        return True
-
-    def parse_body(self, conn: Connection, head: Head, body: Body) -> None:
-        """More of a request's body; once it is complete, the answer."""
-        data = bytes(conn.data)
-        conn.data.clear()
-        conn.parts += body.feed(data)
-        conn.size += len(data)
-        if conn.size > BODY_BYTES_MAX:
-            raise RequestError(413, "request body too large")
-        if body.complete:
-            conn.data += body.leftover
-            content, conn.parts = b"".join(conn.parts), []
-            try:
+                conn.chunked = head.start[2] != "HTTP/1.0"
+                conn.close_after = (not conn.chunked
+                                    or "close" in header_list(head.headers, "connection"))
+                conn.request = head, Body(head, False), bytearray()
+            head, body, content = conn.request
+            content += b"".join(body.feed(bytes(conn.data)))
+            conn.data[:] = body.leftover
+            declared = head.headers.get("content-length", "0")
+            if body.ambiguous or len(content) > BODY_BYTES_MAX or (
+                    declared.isdecimal() and int(declared) > BODY_BYTES_MAX):
+                raise WireError("the body has two lengths, or is too large")
+            if body.complete:
+                conn.request = None
                 self.handle(conn, head, content)
-            except RequestError as refused:
-                self.refuse(conn, refused)
+        except WireError as error:
+            conn.close_after = True
+            self.reply(conn, 400, RequestError(400, f"bad request: {error}").body)
+        except RequestError as refused:
+            self.reply(conn, refused.code, refused.body)
 
-    # -- requests --
-
-    def handle(self, conn: Connection, head: Head, body: bytes) -> None:
+    def handle(self, conn: Connection, head: Head, body: bytearray) -> None:
         """Answer one request."""
         method, path = head.start[0], head.start[1].partition("?")[0]
-        if path in POSTS and method == "POST":
-            self.generate(conn, head, body, chat=path == POSTS[0])
-        elif path not in (*POSTS, *GETS):
+        if path not in POSTS and path not in GETS:
             raise RequestError(404, f"Not Found: {path}", "NotFoundError")
-        elif path in POSTS or method != "GET":
+        if method != ("POST" if path in POSTS else "GET"):
             raise RequestError(405, f"Method Not Allowed: {method} {path}", "MethodNotAllowedError")
-        else:
-            kind, answer = GETS[path]
-            self.reply(conn, 200, answer(self).encode(), kind=kind)
+        if method == "POST":
+            self.generate(conn, head, body)
+            return
+        told = GETS[path](self)
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        if not isinstance(told, str):
+            told, kind = compact(told), "application/json"
+        self.reply(conn, 200, told.encode(), kind)
 
-    def generate(self, conn: Connection, head: Head, body: bytes, chat: bool) -> None:
-        """Take in a request for tokens."""
-        ask = ask_of(body, chat, self.model, self.engine.profile.max_model_len)
-        why = self.engine.refusal(len(ask.tokens), ask.max_tokens)
-        if why:
-            raise RequestError(400, why)
-        name = head.headers.get("x-request-id", "")
-        exchange = conn.exchange = Exchange(ask, conn, next(self.numbers), name, self.model)
-        answers = self.strike(exchange, head.headers.get("x-mock-fault", ""))
-        if not any(answer(self, exchange, argument) for answer, argument in answers):
-            self.submit(exchange)
-
-    def strike(self, exchange: Exchange, asked: str) -> List[Tuple[Answering, str]]:
-        """Draw the faults that a request meets; those that answer it come back."""
-        for fault, given, rate in self.faults.rates:
-            if given != "refuse" and self.chance.random() < rate:
-                exchange.faults.append(fault)
-        if asked:
-            try:
-                exchange.faults += [fault for fault, _, _ in parse_faults(asked).rates]
-            except UserError as error:
-                exchange.conn.exchange = None
-                raise RequestError(400, str(error), param="x-mock-fault") from None
-        return [(fault.answer, fault.argument) for fault in exchange.faults if fault.answer]
-
-    def models_json(self) -> str:
-        """GET /v1/models."""
-        return compact({"object": "list", "data": [{
-            "id": self.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
-            "root": self.model, "parent": None,
-            "max_model_len": self.engine.profile.max_model_len, "permission": []}]})
-
-    def truth_json(self) -> str:
-        """GET /truth: every request that has ended, in the nanoseconds of perf_counter_ns()."""
-        return compact({"clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
-                           "slips": self.slips, "requests": list(self.truths)})
-
-    def truth_reset(self) -> str:
-        """GET /truth/reset: forget them."""
+    def forget(self) -> Dict[str, Any]:
+        """Begin the truth anew."""
         self.truths.clear()
         self.slips = 0
-        return '{"ok":true}'
+        return {"ok": True}
 
-    def metrics_text(self) -> str:
-        """GET /metrics: vLLM's names, in the Prometheus text format."""
-        engine, labels = self.engine, f'engine="0",model_name="{self.model}"'
-        running = engine.sequences if self.end_ns else 0
+    def metrics(self) -> str:
+        """Under vLLM's names, in the Prometheus text format."""
+        engine, profile = self.engine, self.engine.profile
+        labels = f'engine="0",model_name="{self.model}"'
         lines: List[str] = []
-        for name, kind, value in (
-                ("num_requests_running", "gauge", running),
-                ("num_requests_waiting", "gauge", engine.waiting),
-                ("kv_cache_usage_perc", "gauge", engine.kv_usage),
-                ("prefix_cache_queries_total", "counter", engine.prefix_query_tokens),
-                ("prefix_cache_hits_total", "counter", engine.prefix_hit_tokens),
-                ("num_preemptions_total", "counter", engine.preemptions),
-                ("prompt_tokens_total", "counter", self.prompt_tokens),
-                ("generation_tokens_total", "counter", self.generation_tokens)):
-            lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} {float(value)!r}"]
+        for name, value in (("num_requests_running", engine.sequences if self.end_ns else 0),
+                            ("num_requests_waiting", engine.waiting),
+                            ("kv_cache_usage_perc", engine.kv_usage),
+                            ("prefix_cache_queries_total", engine.prefix_query_tokens),
+                            ("prefix_cache_hits_total", engine.prefix_hit_tokens),
+                            ("num_preemptions_total", engine.preemptions),
+                            ("prompt_tokens_total", engine.prompt_tokens),
+                            ("generation_tokens_total", engine.generation_tokens)):
+            lines += [f"# TYPE vllm:{name} {'counter' if name.endswith('_total') else 'gauge'}",
+                      f"vllm:{name}{{{labels}}} {float(value)}"]
         lines.append("# TYPE vllm:request_success_total counter")
-        for reason, number in self.ends.items():
-            lines.append("vllm:request_success_total"
-                         f'{{finished_reason="{reason}",{labels}}} {float(number)}')
-        for name, histogram in self.histograms.items():
+        lines += [f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {number}.0'
+                  for reason, number in self.ends.items()]
+        for name, (*counts, sum_s) in self.histograms.items():
+            totals = list(itertools.accumulate(counts))
             lines.append(f"# TYPE vllm:{name}_seconds histogram")
-            lines += histogram.lines(f"vllm:{name}_seconds", labels)
-        profile = engine.profile
+            lines += [f'vllm:{name}_seconds_bucket{{le="{bound}",{labels}}} {total}'
+                      for bound, total in zip((*BOUNDS_S, "+Inf"), totals)]
+            lines += [f"vllm:{name}_seconds_count{{{labels}}} {totals[-1]}",
+                      f"vllm:{name}_seconds_sum{{{labels}}} {sum_s}"]
         lines += ["# TYPE vllm:cache_config_info gauge",
                   f'vllm:cache_config_info{{block_size="{profile.block_tokens}",enable_prefix_cachi'
-                  f'ng="{profile.prefix_caching}",num_gpu_blocks="{profile.num_blocks}"}} 1.0']
-        return "\n".join(lines) + "\n"
-
-    def shut(self) -> None:
-        """Close every socket."""
-        for key in list(self.selector.get_map().values()):
-            if key.data:
-                self.close(key.data)
-        for sock in (self.listener, self.waker, self.woken):
-            sock.close()
-        self.selector.close()
+                  f'ng="{profile.prefix_caching}",num_gpu_blocks="{profile.num_blocks}"}} 1.0', ""]
+        return "\n".join(lines)
 
 
-GETS: Dict[str, Tuple[str, Callable[[MockServer], str]]] = {
-    "/health": ("text/plain", lambda server: ""),
-    "/v1/models": ("application/json", MockServer.models_json),
-    "/metrics": ("text/plain; version=0.0.4; charset=utf-8", MockServer.metrics_text),
-    "/truth": ("application/json", MockServer.truth_json),
-    "/truth/reset": ("application/json", MockServer.truth_reset),
+GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
+    "/health": lambda server: "",
+    "/metrics": MockServer.metrics,
+    "/v1/models": lambda server: {"object": "list", "data": [{
+        "id": server.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
+        "root": server.model, "parent": None, "permission": [],
+        "max_model_len": server.engine.profile.max_model_len}]},
+    "/truth": lambda server: {  # of every request that has ended, stamped by perf_counter_ns()
+        "clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
+        "slips": server.slips, "requests": list(server.truths)},
+    "/truth/reset": MockServer.forget,
 }
 
 
@@ -4753,16 +4744,20 @@ def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callabl
           stdin_watch: bool = False, model: str = MODEL) -> None:
     """Run the mock until SIGTERM or SIGINT, or the end of stdin where that is watched."""
     import resource
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     server = MockServer(profile, host, port, faults, model)
-    import threading
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _signal, _frame: server.stop())
-    if stdin_watch:
-        server.watch_stdin()
+
+    def stop(*_: Any) -> None:
+        server.stopping = True
+
+    with contextlib.suppress(OSError, ValueError):
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+    with contextlib.suppress(OSError, ValueError):  # a file or nothing: never readable
+        if stdin_watch:
+            server.selector.register(sys.stdin, READABLE)
     gc.freeze()
     gc.disable()  # nothing here makes cycles; a collection would be a stall
     try:
@@ -4770,7 +4765,8 @@ def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callabl
         server.run()
     finally:
         gc.enable()
-        server.shut()
+        server.listener.close()
+        server.selector.close()
 
 
 # ---- 12. The command line ----------------------------------------------------------------------
@@ -4795,8 +4791,10 @@ def target_of(args: Any, url: str) -> Target:
                             "ASCII")
         headers.append(("Authorization", f"Bearer {key}"))
     extra = dict(args.extra_body or {})
-    if args.temperature is not None:
-        extra.setdefault("temperature", args.temperature)
+    for field in SAMPLING:
+        value = getattr(args, field)
+        if value is not None:
+            extra.setdefault(field, int(value) if field == "top_k" else value)
     return Target(scheme, host, port, path, base_path, chat,
                   args.served_model_name or args.model or "", tuple(headers), extra,
                   not args.no_ignore_eos, not chat)
@@ -4813,7 +4811,10 @@ def wiring_of(args: Any, target: Target) -> Wiring:
         place = f"{_bracketed(target.host)}:{target.port}"
         tunnel = request_bytes("CONNECT", place, place, {}, b"")
     family, address, why = reachable(*(proxy or (target.host, target.port)), args.connect_timeout)
-    return Wiring(family, address, why, context, tunnel, timeouts)
+    secrets = {part for _, value in target.headers for part in (value, value.split(" ")[-1])
+               if len(part) > 5}
+    return Wiring(family, address, why, context, tunnel, timeouts,
+                  tuple(sorted(secrets, key=len, reverse=True)))
 
 
 def tls_context(args: Any) -> Any:
@@ -4838,10 +4839,15 @@ def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
     url = urllib.request.getproxies().get(target.scheme)
     if not url:
         return None
-    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname or parts.username:
-        raise UserError("--proxy env: only http://HOST:PORT proxies without a password are known")
-    return parts.hostname, parts.port or 80
+    known = "--proxy env: only http://HOST:PORT proxies without a password are known"
+    try:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        raise UserError(known) from None
+    if host is None or parts.scheme != "http" or parts.username:
+        raise UserError(known)
+    return host, port
 
 
 def reachable(host: str, port: int, limit_s: float
@@ -4852,6 +4858,8 @@ def reachable(host: str, port: int, limit_s: float
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        return socket.AF_INET, None, f"{host} is no host name"
     except OSError as error:
         return socket.AF_INET, None, f"{host}: {error.strerror or error}"
     for family, kind, protocol, _, address in found:
@@ -4865,30 +4873,74 @@ def reachable(host: str, port: int, limit_s: float
     return found[0][0], found[0][4], ""
 
 
+MODELS_S, MODELS_BYTES = 15.0, 1 << 20  # limits on asking for the list of models
+
+
 def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     """(the first model that the server lists, why there is none)."""
-    import http.client
-    connection: http.client.HTTPConnection
-    if wiring.tls:
-        connection = http.client.HTTPSConnection(target.host, target.port, context=wiring.tls,
-                                                 timeout=wiring.timeouts.connect_s)
-    else:
-        connection = http.client.HTTPConnection(target.host, target.port,
-                                                timeout=wiring.timeouts.connect_s)
+    where = f"{target.base_path}/models"
     try:
-        connection.request("GET", f"{target.base_path}/models", headers=dict(target.headers))
-        reply = connection.getresponse()
-        body = reply.read(1 << 20)
-        if reply.status != 200:
-            return "", f"{target.base_path}/models answered {reply.status}"
+        status, body = fetch(target, wiring, where)
+        if status != "200":
+            return "", f"{where} answered {status}"
         model = json.loads(body)["data"][0]["id"]
-        return (model, "") if isinstance(model, str) else ("", "the list of models has no name")
-    except (OSError, http.client.HTTPException) as error:
-        return "", str(error) or type(error).__name__
-    except (ValueError, KeyError, IndexError, TypeError):
-        return "", f"{target.base_path}/models lists no model"
-    finally:
-        connection.close()
+    except (OSError, WireError) as error:
+        return "", wiring.redacted(printable(getattr(error, "strerror", None) or str(error)))
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return "", f"{where} lists no model"
+    if not isinstance(model, str) or not model.isprintable() or not 0 < len(model) <= 200:
+        return "", f"{where} names its model in a way that cannot be used"
+    return model, ""
+
+
+def fetch(target: Target, wiring: Wiring, path: str) -> Tuple[str, bytes]:
+    """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
+
+    Raises OSError or WireError.
+    """
+    end_s = time.monotonic() + min(MODELS_S, 2 * wiring.timeouts.connect_s)
+    data = bytearray()
+    with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
+        plain.settimeout(wiring.timeouts.connect_s)
+        if wiring.address is None:
+            raise OSError(wiring.dns_error)
+        plain.connect(wiring.address)
+
+        def more(sock: Any) -> bytes:
+            sock.settimeout(max(0.01, end_s - time.monotonic()))
+            part = bytes(sock.recv(READ_BYTES))
+            if time.monotonic() > end_s or len(data) > MODELS_BYTES:
+                raise OSError(f"{path} takes too long or is too long")
+            return part
+
+        def head_of(sock: Any) -> Head:
+            while True:
+                head = take_head(data)
+                if head is not None and not head.start[1].startswith("1"):
+                    return head
+                part = more(sock) if head is None else b""
+                if head is None and not part:
+                    raise WireError("closed before it answered")
+                data.extend(part)
+
+        if wiring.proxy_connect:
+            plain.sendall(wiring.proxy_connect)
+            status = head_of(plain).start[1]
+            if status[:1] != "2":
+                raise WireError(f"the proxy answered {status}")
+        sock = (wiring.tls.wrap_socket(plain, server_hostname=target.host) if wiring.tls
+                else plain)
+        sock.sendall(request_bytes("GET", path, target.authority, dict(target.headers), b""))
+        head = head_of(sock)
+        framing = Body(head, True)
+        body = b"".join(framing.feed(bytes(data)))
+        while not framing.complete:
+            part = more(sock)
+            if not part:
+                break
+            body += b"".join(framing.feed(part))
+            data.extend(part)
+        return head.start[1], body
 
 
 def raise_descriptors(needed: int) -> str:
@@ -4928,6 +4980,7 @@ class MockProcess:
         import subprocess
         command = [sys.executable, os.path.abspath(__file__), "--serve", "--port", "0"]
         if args.mock != DEFAULT_PROFILE:
+            profile_from(read_json(args.mock))  # its faults are said here, once
             command += ["--mock", args.mock]
         if args.faults:
             command += ["--faults", args.faults]
@@ -4977,8 +5030,8 @@ def read_json(path: str) -> Dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} does not hold a JSON object")
     return value
@@ -5026,16 +5079,17 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
         "slo": slo._asdict(), "environment": environment(), "warmup": warm, "runs": []}
-    save(folder, "plan.json", {**summary["plan"], "salt": running.salt,
-                               "runs": [plan_rows(plan) for plan in plans]})
+    unsaved = save(folder, "plan.json", {
+        **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
+        "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
     for number, plan in enumerate(plans):
         outcome = run_plan(plan, number, running, calibration, expected_s)
-        summary["runs"].append(summarise(outcome, slo, running.target.token_ids))
-        save(folder, "summary.json", summary)
+        summary["runs"].append(summarise(outcome, slo, running.target.token_ids,
+                                         running.unique))
+        unsaved = save(folder, "summary.json", summary) or unsaved
         if running.stop():
             break
-    if journal.failed:
-        summary["runs"][-1]["warnings"].append(journal.failed)
+    summary["unsaved"] = journal.failed or unsaved
     return summary
 
 
@@ -5074,8 +5128,10 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     shape = ("closed loop" if load.closed else "all at once" if load.rate_rps is None else
              "constant" if math.isinf(load.burstiness) else
              "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
-    return {"seed": args.seed, "hashes": [plan.hash for plan in plans],
-            "rates": [plan.load.label for plan in plans], "arrivals": shape,
+    hashes = [plan.hash for plan in plans]
+    return {"seed": args.seed, "hash": "+".join(hashes), "hashes": hashes,
+            "rates": [plan.load.rate_rps for plan in plans], "arrival_process": shape,
+            "lengths": {"input": args.input_len.text, "output": args.output_len.text},
             "burstiness": None if math.isinf(load.burstiness) else load.burstiness,
             "concurrency": load.concurrency, "num_requests": load.num_requests,
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
@@ -5087,8 +5143,7 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
 def plan_rows(plan: Plan) -> Dict[str, Any]:
     """A plan's requests as columns."""
     rows = plan.requests
-    return {"hash": plan.hash, "due_s": [round(r.due_s, 9) for r in rows],
-            "n_in": [r.n_in for r in rows], "n_out": [r.n_out for r in rows],
+    return {"hash": plan.hash, "n_in": [r.n_in for r in rows], "n_out": [r.n_out for r in rows],
             "group": [r.group for r in rows]}
 
 
@@ -5112,10 +5167,10 @@ def open_folder(path: Optional[str]) -> Optional[str]:
     return path
 
 
-def save(folder: Optional[str], name: str, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
+def save(folder: Optional[str], name: str, value: Any) -> str:
+    """Write a JSON file whole or not at all; why it could not be, or ''."""
     if folder is None:
-        return
+        return ""
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
@@ -5123,15 +5178,16 @@ def save(folder: Optional[str], name: str, value: Any) -> None:
             file.write("\n")
         os.replace(path + ".part", path)
     except OSError as error:
-        print(f"loadgen: {path}: {error.strerror}", file=sys.stderr)
+        return f"{path} could not be written: {error.strerror}"
+    return ""
 
 
 def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
-    """0 measured, 1 nothing succeeded or the client spoilt it, 3 below the gate, 130 Ctrl-C."""
+    """0 measured, 1 nothing succeeded, saved or to be trusted, 3 below the gate, 130 Ctrl-C."""
     runs = summary["runs"]
     if any(run["client"]["interrupted"] for run in runs):
         return 130
-    if not any(run["completed"] for run in runs) or any(
+    if summary["unsaved"] or not any(run["completed"] for run in runs) or any(
             run["verdict"] == "CLIENT-LIMITED" for run in runs):
         return 1
     if args.gate and any((run["attainment"] or 0) < args.slo_attainment for run in runs):
@@ -5154,7 +5210,10 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(null_infinities(summary), indent=1, allow_nan=False))
     else:
         print(render(summary))
-    sys.stdout.flush()
+    if sys.stdout:
+        sys.stdout.flush()
+    if summary["unsaved"]:
+        print(f"loadgen: {summary['unsaved']}", file=sys.stderr)
     return exit_code(args, summary)
 
 
@@ -5165,13 +5224,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         return run(sys.argv[1:] if argv is None else argv)
-    except UserError as error:
+    except (UserError, WireError) as error:
         line = "".join(c if c.isprintable() else " " for c in str(error))
         print(f"loadgen: error: {line}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("loadgen: error: the plan does not fit in memory; fewer or shorter requests",
+              file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not sys.stdout or error.errno not in (errno.ENOSPC, errno.EBADF):
+            raise
+        print(f"loadgen: error: cannot write the report: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("loadgen: interrupted", file=sys.stderr)
         return 130

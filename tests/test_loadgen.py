@@ -138,8 +138,9 @@ class PromptsOfNTokens(unittest.TestCase):
     def planned(self, number: int = 0, n_in: int = 50, group: int = 0) -> Any:
         return loadgen.Planned(number, 0.0, n_in, 10, group)
 
-    def test_the_words_are_256_and_differ(self) -> None:
+    def test_the_words_are_256_and_differ_but_not_in_length(self) -> None:
         self.assertEqual((len(loadgen.WORDS), len(set(loadgen.WORDS))), (256, 256))
+        self.assertEqual({len(word) for word in loadgen.WORDS}, {4})
 
     def test_token_ids_are_exactly_as_many_as_planned(self) -> None:
         for n in (1, 2, 5, 50, 3000):
@@ -375,6 +376,7 @@ class Flags(unittest.TestCase):
         self.assertEqual((code, out.getvalue()), (2, ""), line)
         self.assertEqual(err.getvalue().count("\n"), 1, err.getvalue())
         self.assertTrue(err.getvalue().startswith("loadgen: error: "), err.getvalue())
+        self.assertNotIn("SECRET", err.getvalue())
         for part in said:
             self.assertIn(part, err.getvalue())
 
@@ -391,6 +393,11 @@ class Flags(unittest.TestCase):
                 (f"{url} --rate 1 --extra-body [1]", "--extra-body"),
                 (f"{url} --rate 1 --goodput ttfx:1", "--goodput"),
                 (f"{url} --rate 1 --num-requests 5 --duration 5", "same thing"),
+                (f"{url} --rate inf --duration 5", "without end"),
+                (f"{url} --rate 1 --num-requests 1e12", "billion"),
+                (f"{url} --rate 1 --input-len 9e8", "--input-len"),
+                ("http://u:SECRET@h --rate 1", "password"),
+                (f"{url} --apikey SECRET", "--apikey"), ("http://a/%20é --rate 1", "ASCII"),
                 (f"{url} --mock --rate 1", "its own engine"), ("ftp://x --rate 1", "http"),
                 (f"{url} --rate 1 --faults stall", "--mock"),
                 (f"{url} --rate 1 --shared-prefix-len 200", "part of it"),
@@ -402,7 +409,8 @@ class Flags(unittest.TestCase):
                 "--endpoint /v1/chat/completions --model m --tokenizer t --dataset-name random "
                 "--random-input-len 1024 --random-output-len 128 --random-range-ratio 0.5 "
                 "--num-prompts 40 --request-rate 4 --max-concurrency 8 --burstiness 0.5 "
-                "--goodput ttft:500 tpot:40 --ignore-eos --percentile-metrics ttft,tpot "
+                "--header A=1 B=2 --metadata x=1 y=2 --goodput ttft:500 tpot:40 "
+                "--ignore-eos --percentile-metrics ttft,tpot "
                 "--metric-percentiles 99 --trust-remote-code --seed 1 --save-result")
         err = io.StringIO()
         with contextlib.redirect_stderr(err):
@@ -411,7 +419,7 @@ class Flags(unittest.TestCase):
                          (4, 8, 40, "m", 1))
         self.assertEqual((args.slo_ttft_ms, args.slo_tpot_ms), (500, 40))
         self.assertEqual((args.input_len.mean, args.input_len.quantile(0.0)), (1024, 512))
-        self.assertEqual(args.endpoint, "chat")
+        self.assertEqual((args.endpoint, args.header), ("chat", [("A", "1"), ("B", "2")]))
         for flag in ("--tokenizer", "--percentile-metrics", "--trust-remote-code"):
             self.assertEqual(err.getvalue().count(flag + " "), 1)
 
