@@ -466,7 +466,8 @@ def parse_args(argv: Sequence[str]) -> Any:
         def error(self, message: str) -> Any:
             kind, _, words = message.partition(": ")
             if kind == "unrecognized arguments":  # their values may be keys
-                message = f"{kind}: {' '.join(w for w in words.split() if w[0] == '-') or '...'}"
+                flags = " ".join(w for w in words.split() if w[0] == "-")
+                message = f"{kind}: {flags}" if flags else "more than one URL"
             raise UserError(f"{message}; --help lists the flags")
 
     pasted = list(argv[:3]) == ["vllm", "bench", "serve"]
@@ -1363,8 +1364,8 @@ class Reply:
         "steady", "_twin", "event_ns", "coalesced", "_around", "_begun", "_body", "_broken",
         "_document", "_failed", "_head", "_inflater", "_interim", "_keep_alive", "_lead",
         "_over", "_sniffed", "_sse", "answer_ns", "bad_events", "cached_tokens", "done",
-        "encoding", "end_ns", "error", "finish_ns", "finish_reason", "first_tokens", "headers",
-        "n_in", "n_out", "reason", "retry_after", "server_message", "status", "usage_events",
+        "encoding", "end_ns", "error", "finish_ns", "finish_reason", "headers", "n_in", "n_out",
+        "reason", "server_message", "status",
     )
 
     def __init__(self) -> None:
@@ -1380,15 +1381,12 @@ class Reply:
         self.n_in: Optional[int] = None
         self.n_out: Optional[int] = None
         self.cached_tokens: Optional[int] = None
-        self.first_tokens: Optional[int] = None  # n_out as the first output event gave it
-        self.usage_events = 0  # output events that carried n_out; N-k needs first_tokens and 2
         self.finish_reason: Optional[str] = None
         self.done = False  # [DONE] was seen
         self.bad_events = 0
         self.error = ""  # what went wrong, in one line
         self.server_message = ""  # what the server said about it
         self.encoding = ""  # content-encoding, though identity was asked for
-        self.retry_after = ""  # seconds or a date, as sent
         self._twin = self._around = NO_TWIN  # around the text of a read, of an event
         self._failed = ""  # "malformed" or "stream_error" once one is certain
         self._head = bytearray()
@@ -1560,7 +1558,6 @@ class Reply:
         """Set out what the final head says about the body to come."""
         self.status, self.reason = int(head.start[1]), printable(head.start[2])
         self.headers = head.headers
-        self.retry_after = printable(head.headers.get("retry-after", ""))
         options = header_list(head.headers, "connection")
         persists = head.start[0] == "HTTP/1.1" or "keep-alive" in options
         self._keep_alive = persists and "close" not in options
@@ -1643,7 +1640,7 @@ class Reply:
                 self._finish(choice["finish_reason"], at_ns)
                 usage = usage or choice.get("usage") or (message.get("x_groq") or {}).get("usage")
             if usage:
-                self._count(usage, kind)
+                self._count(usage)
             if not choices or message.get("error"):
                 self._report(data, at_ns, certain=False)
         except MISSHAPEN:
@@ -1663,7 +1660,7 @@ class Reply:
         self.finish_reason = printable(str(reason), 60)
         self.finish_ns = at_ns if self.finish_ns is None else self.finish_ns
 
-    def _count(self, usage: Any, kind: int) -> None:
+    def _count(self, usage: Any) -> None:
         """Keep the integers of a usage object; null and absent ones leave what was known."""
         if type(usage) is not dict:
             return
@@ -1674,10 +1671,6 @@ class Reply:
         self.n_in = self.n_in if n_in is None else n_in
         self.n_out = self.n_out if n_out is None else n_out
         self.cached_tokens = self.cached_tokens if cached is None else cached
-        if kind and n_out is not None:
-            self.usage_events += 1
-            if len(self.event_ns) == 1:
-                self.first_tokens = n_out
 
     def _report(self, data: bytes, at_ns: int, certain: bool = True) -> None:
         """Fail the stream if `data` is an error object, or anyhow when that is certain."""
@@ -1716,7 +1709,7 @@ class Reply:
         if self._success and found:
             self._report(document, at_ns)
         elif self._success and type(message) is dict:
-            self._count(message.get("usage"), NOTHING)
+            self._count(message.get("usage"))
             choices = message.get("choices")
             choice = choices[0] if type(choices) is list and choices else None
             if type(choice) is dict and choice.get("finish_reason"):
@@ -1754,8 +1747,9 @@ class Reply:
         if 300 <= (self.status or 0) < 400:
             to = self.headers.get("location", "")
             return "redirect", f"{self.status} to {redirect_host(to) or 'nowhere'}"
-        said = self.server_message or self.reason
-        return "http_status", f"{self.status} {said}".strip()[:MESSAGE_MAX]
+        said = f"{self.status} {self.server_message or self.reason}".strip()[:MESSAGE_MAX]
+        wait = printable(self.headers.get("retry-after", ""), 60)  # seconds or a date
+        return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
 
 
 # ---- 6. The driver -----------------------------------------------------------------------------
