@@ -2835,10 +2835,22 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
     health = driver.health
     health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     driver.shut()
-    import resource
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    health.peak_rss_bytes = peak * (1 if sys.platform == "darwin" else KIB)
+    health.peak_rss_bytes = peak_rss_bytes()
     return health, source.start_ns
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held, bytes (Linux: VmHWM of proc_pid_status(5)).
+
+    getrusage's ru_maxrss would do, but on Linux it starts at what the parent had at exec.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1]) * KIB for line in status if line[:6] == "VmHWM:")
+    except (OSError, StopIteration):
+        import resource
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else KIB)
 
 
 READY_S = 0.05  # from the last worker's readiness to the start of the plan's clock

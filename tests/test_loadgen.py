@@ -351,6 +351,16 @@ class Verdicts(unittest.TestCase):
         self.assertIn("bundled", " ".join(found["warnings"]))
 
 
+class Memory(unittest.TestCase):
+    @unittest.skipUnless(os.path.exists("/proc/self/status"), "the kernel's own figure")
+    def test_that_the_parent_held_is_not_the_childs(self) -> None:
+        held = bytearray(b"x") * 150_000_000
+        own = "import sys; sys.path.insert(0, sys.argv[1]); import loadgen; " \
+              "print(loadgen.peak_rss_bytes())"
+        found = subprocess.run([sys.executable, "-c", own, TOP], capture_output=True, check=True)
+        self.assertTrue(5e6 < int(found.stdout) < 120e6 < len(held), found.stdout)
+
+
 class Rendering(unittest.TestCase):
     def test_the_usual_columns_come_first_and_in_order(self) -> None:
         heads = [column.head for column in loadgen.TABLE[:7]]
