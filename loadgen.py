@@ -2807,6 +2807,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
     if load.concurrency is not None and of > 1:
         share = load.concurrency // of + (number < load.concurrency % of)
         load = load._replace(concurrency=share)
+
     def keep(record: Record) -> None:
         records.append(record)
         r.journal.add(record, source.start_ns)
@@ -3117,10 +3118,11 @@ def interval(ordered: Sequence[float], share: float, factor: float
 
 
 def spread_of(values: Sequence[float], factor: Optional[float] = None) -> Dict[str, Any]:
-    """{n, mean, p50, p90, p99, max, p99_low, p99_high} of values in the order they were due.
+    """{n, mean, p50, p90, p99, max, p50_low ... p99_high, n_effective} of values as they were due.
 
-    Infinite values are failures: they count in the percentiles, and the mean is of the others.
-    Infinity is null in JSON, with `inf` naming which keys were infinite.
+    In the values' own unit; *_low and *_high bound a percentile with 95%, None where the sample
+    cannot. Infinite values are failures: they count in the percentiles, and the mean is of the
+    others.
     """
     if not values:
         return {"n": 0, **dict.fromkeys(("mean", "p50", "p90", "p99", "max", "p50_low", "p50_high",
@@ -3587,26 +3589,27 @@ def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
 def render(summary: Mapping[str, Any]) -> str:
     """The whole report as text."""
     runs = summary["runs"]
-    lines = render_table(runs)
-    lines += footnotes(summary, runs)
+    table = render_table(runs)
+    lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
     lines += ["", *setup_lines(summary)]
     return "\n".join(lines)
 
 
-def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What the marks mean, and the knee if the sweep shows one."""
+def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], rows: str
+              ) -> List[str]:
+    """What the marks in the table's rows mean, and the knee if the sweep shows one."""
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
     lines = ["ms from due" + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
                               if asked else "; no SLO given, so no goodput")]
-    if any("~" in cell for line in render_table(runs)[1:] for cell in line.split()):
+    if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
                      f"smallest run had {fewest:.0f}")
-    if any(run["verdict"] == "UNSTABLE" for run in runs):
+    if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
     knee = find_knee(runs, slo["attainment"]) if asked else None
     if knee:
@@ -3675,9 +3678,10 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     """The setup statement: what was asked of what, and how."""
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
-    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['input_len']}, output "
-             f"{plan['output_len']} tokens; ignore_eos {'on' if target['ignore_eos'] else 'off'}; "
-             f"arrivals {plan['arrival_process']}; seed {plan['seed']}"]
+    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['lengths']['input']}, "
+             f"output {plan['lengths']['output']} tokens; ignore_eos "
+             f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
+             f"seed {plan['seed']}"]
     prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
               if plan["shared_prefix_len"] else "none shared")
     lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
@@ -3690,7 +3694,7 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     client = run["client"]
     lines.append(f"       {client['workers']} worker(s), receive times from "
                  f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
-                 f"{', '.join(plan['hashes'])}")
+                 f"{plan['hash'].replace('+', ', ')}")
     return lines
 
 
@@ -5079,8 +5083,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
     slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
-    for warning in filter(None, (raise_descriptors(most_connections(plans, expected_s)),
-                                 too_few_ports(most_connections(plans, expected_s)))):
+    most = most_connections(plans, expected_s)
+    for warning in filter(None, (raise_descriptors(most), too_few_ports(most))):
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
@@ -5134,14 +5138,12 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     shape = ("closed loop" if load.closed else "all at once" if load.rate_rps is None else
              "constant" if math.isinf(load.burstiness) else
              "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
-    hashes = [plan.hash for plan in plans]
-    return {"seed": args.seed, "hash": "+".join(hashes), "hashes": hashes,
+    return {"seed": args.seed, "hash": "+".join(plan.hash for plan in plans),
             "rates": [plan.load.rate_rps for plan in plans], "arrival_process": shape,
             "lengths": {"input": args.input_len.text, "output": args.output_len.text},
             "burstiness": None if math.isinf(load.burstiness) else load.burstiness,
             "concurrency": load.concurrency, "num_requests": load.num_requests,
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
-            "input_len": args.input_len.text, "output_len": args.output_len.text,
             "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
             "unique_prompts": not args.no_unique_prompts, "workers": args.workers}
 

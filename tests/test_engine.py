@@ -364,7 +364,9 @@ def events(body: bytes) -> List[Any]:
     return [part[6:] if part == "data: [DONE]" else json.loads(part[6:]) for part in parts]
 
 
-class ServerTest(unittest.TestCase):
+class OneServer(unittest.TestCase):
+    """A server for all the tests of a class."""
+
     @classmethod
     def setUpClass(cls):
         cls.server = Server()
@@ -373,6 +375,8 @@ class ServerTest(unittest.TestCase):
     def tearDownClass(cls):
         assert cls.server.end() == 0
 
+
+class ServerTest(OneServer):
     def setUp(self):
         self.server.get("/truth/reset")
 
@@ -589,15 +593,7 @@ class ServerTest(unittest.TestCase):
         self.assertIn(str(self.server.port), str(caught.exception))
 
 
-class FaultTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        assert cls.server.end() == 0
-
+class FaultTest(OneServer):
     def ask(self, fault: str, tokens: int = 6, path: str = CHAT) -> Client:
         client = Client(self.server.port)
         self.addCleanup(client.sock.close)
