@@ -3508,6 +3508,160 @@ def say_queueing(case: Case, answer: Answer) -> None:
                "service time (M/M/1); size for 60-75% of measured saturation")
 
 
+# ---- 9b. Save, measured, autoscale, defend -----------------------------------------------------
+# What leaves for other tools (--save, --autoscale), and what comes back and is explained
+# (--measured, --defend).
+
+BLOCK_TOKENS = 16  # of a KV block (vLLM's default)
+ENDLESS = 1e9  # a rate this many times the GPU's makes a term vanish
+NOT_SAVED = ("--save", "--measured", "--compare", "--json", "--explain", "--list", "--autoscale",
+             "--defend")
+SAVED_JSON_BYTES_MAX = 20_000_000  # a summary.json of thousands of runs stays far below
+
+
+def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float]:
+    """The expected step as the constants of DESIGN's one equation, for loadgen's engine [s].
+
+    t = max(decode_tokens * flop_s_per_token, weights_s + kv_s_per_token * sum(context))
+        + prefill_tokens * prefill_s_per_token + sequences * sequence_s + overhead_s
+
+    Each term is what the expectation loses when the GPU's arithmetic, its memory, or both are
+    made endlessly fast; so they add up to expected_step_s at this batch. What is not linear (an
+    MoE's touched experts, windows, recurrent states) is as at this batch and history.
+    """
+    def step(seqs: int, reads: bool, sums: bool, history: float = d.history_tokens) -> float:
+        fast = d.gpu._replace(
+            bandwidth_bytes_s=d.gpu.bandwidth_bytes_s * (1 if reads else ENDLESS),
+            flop_s={kind: rate * (1 if sums else ENDLESS) for kind, rate in d.gpu.flop_s.items()})
+        return expected_step_s(d._replace(gpu=fast, history_tokens=history), seqs, cal)
+
+    fixed = step(batch, False, False)
+    one = step(1, False, False)
+    each = max(0.0, fixed - one) / (batch - 1) if batch > 1 else min(cal.sequence_s, one)
+    nothing_read, all_read = step(batch, True, False, 0.0), step(batch, True, False)
+    return {
+        "weights_s": nothing_read - fixed,
+        "kv_s_per_token": (all_read - nothing_read) / (batch * d.history_tokens),
+        "flop_s_per_token": (step(batch, False, True) - fixed) / batch,
+        "prefill_s_per_token": expected_prefill_s(d, d.prompt_tokens, cal) / d.prompt_tokens,
+        "sequence_s": each, "overhead_s": max(0.0, one - each)}
+
+
+def serving_profile(case: Case) -> Dict[str, Any]:
+    """loadgen's Profile of one replica: its step at the operating batch, and its limits."""
+    limits = serving_limits(case)
+    return {**step_profile(case.d, operating_batch(case), case_calibration(case)),
+            **limits, "block_tokens": BLOCK_TOKENS,
+            "num_blocks": max(1, int(case.memory.max_seqs * case.d.ctx_tokens) // BLOCK_TOKENS),
+            "prefix_caching": True}
+
+
+def case_calibration(case: Case) -> Calibration:
+    """The constants of this deployment's expectation."""
+    return calibration_of(case.d, "vllm", presets())
+
+
+def operating_batch(case: Case) -> int:
+    """Sequences that one replica runs at once: as asked, at most what its memory holds."""
+    return max(1, case.batch)
+
+
+def serving_limits(case: Case) -> Dict[str, int]:
+    """The scheduler's limits: as asked, else what vLLM starts with."""
+    seqs = 256
+    return {"max_num_batched_tokens": max(2048, seqs), "max_num_seqs": seqs,
+            "max_model_len": case.d.ctx_tokens}
+
+
+def flag_text(name: str, value: Any) -> Any:
+    """A parsed flag's value as the command line writes it; no absolute path survives."""
+    if name == "--ep" and value == 0:
+        return "all"
+    if isinstance(value, Lengths):
+        kind, _, path = value.text.partition(":")
+        return f"hist:{portable(path)}" if kind == "hist" else value.text
+    if isinstance(value, Link):
+        return value.name
+    return portable(value) if name == "--config" else value
+
+
+def portable(path: str) -> str:
+    """The path without what belongs to this machine: a relative one whole, else its last name."""
+    return os.path.basename(path.rstrip("/")) if os.path.isabs(path) else path
+
+
+def saved_flags(args: Any) -> Dict[str, Any]:
+    """The flags that describe the deployment and its work, by long name, defaults left out."""
+    found = {}
+    for flag in (flag for flags in FLAGS.values() for flag in flags):
+        name = flag.names.split()[0]
+        value = getattr(args, name[2:].replace("-", "_"))
+        if name not in NOT_SAVED and value not in (None, False) and value != flag.default:
+            found[name[2:]] = flag_text(name, value)
+    if args.model:
+        found["model"] = portable(args.model)
+    return found
+
+
+def say_save(case: Case, answer: Answer) -> None:
+    """The deployment as data, for loadgen's engine and for --measured; main writes it."""
+    d, args = case.d, case.args
+    if not case.memory.fits:
+        raise UserError(f"--save: {d.model.name} does not fit here, so there is nothing to serve; "
+                        "without --save the answer says what would do")
+    batch, cal = operating_batch(case), case_calibration(case)
+    found = expected_of(d, batch, cal)
+    rows = presets().get("models", [])
+    answer.add("saved", {
+        "model": {"name": d.model.name, "params": d.model.params,
+                  "active_params": d.model.active_params,
+                  "id": next((row.get("id") for row in rows if row["name"] == d.model.name),
+                             d.model.name if d.model.name.count("/") == 1 else None)},
+        "hardware": {"gpu": d.gpu.name, "count": d.gpus, "replica_gpus": d.replica_gpus,
+                     **{n: getattr(d, n) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util")}},
+        "precision": {"weights": d.weights.name, "kv": d.kv.name, "compute": d.compute},
+        "engine": {"name": getattr(args, "engine", None),
+                   "version": getattr(args, "engine_version", None)},
+        "flags": saved_flags(args),
+        "lengths": {"input": args.input_len and flag_text("--input-len", args.input_len),
+                    "output": args.output_len and flag_text("--output-len", args.output_len),
+                    "shared_prefix": getattr(args, "shared_prefix_len", None)},
+        "slo": {f"{name}_s": value and value * MS for name, value in (
+            ("ttft", getattr(args, "slo_ttft_ms", None)),
+            ("tpot", getattr(args, "slo_tpot_ms", None)))},
+        "price": {"gpu_per_hour": args.gpu_price},
+        "expected": {**found._asdict(), "of": "one replica, prefill shared into its steps"},
+        "step_time_at": {"batch": batch, "history_tokens": d.history_tokens},
+        "step_time": serving_profile(case)})
+    moe = (f"; its expert reads are those of batch {batch}: too many below it, too few above"
+           if d.model.experts else "")
+    answer.say("SAVED", f"{os.path.basename(args.save)}: loadgen.py --mock {args.save} serves as "
+               f"one replica is expected to, {scaled(expected_step_s(d, batch, cal), 's')} a step "
+               f"at batch {batch} ({cal.basis}){moe}")
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a JSON file whole or not at all, over what is there; UserError where it cannot be."""
+    import tempfile
+    path, part = os.path.realpath(path), ""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(0, "it is a folder or a device")
+        handle, part = tempfile.mkstemp(dir=os.path.dirname(path) or ".", suffix=".part")
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.write("\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(part, 0o666 & ~umask)  # mkstemp's own is for the owner alone
+        os.replace(part, path)
+    except OSError as error:
+        if part:
+            os.unlink(part)
+        raise UserError(f"{path} cannot be written: {error.strerror}; name a file in a folder "
+                        "that is there") from None
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -3521,7 +3675,8 @@ SECTIONS = (
     Section("", say_comm), Section("", say_layout),
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
-    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("", say_binds),
+    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
+    Section("", say_binds),
 )
 
 
@@ -3751,6 +3906,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
     ),
     "output": (
+        Flag("--save", word, "FILE", "the deployment as JSON: for loadgen.py --mock, and for "
+             "--measured"),
         Flag("--json", None, "", "everything, SI units, stable keys"),
         Flag("--explain", None, "", "each number: formula, numbers put in, source"),
         Flag("--list", None, "", "the models, GPUs and links known"),
@@ -4003,6 +4160,8 @@ def run(argv: Sequence[str]) -> None:
         print_comparison(args, argv, tables)
     else:
         answer = answer_for(deployment_of(args, tables), args)
+        if args.save:
+            write_json(args.save, answer.json()["saved"])
         if args.json:
             print(json.dumps(answer.json(), indent=1, allow_nan=False))
         else:
