@@ -33,8 +33,8 @@ def saved(line: str) -> Any:
 def case_for(line: str) -> capacity.Case:
     """The case of a command line."""
     args, tables = capacity.parse_args(line.split()), capacity.presets()
-    capacity.read_rates(args, tables["links"])
-    return capacity.case_of(capacity.deployment_of(args, tables), args)
+    case = capacity.case_of(capacity.deployment_of(args, tables), args)
+    return case._replace(cal=capacity.calibration_of(case.d, "vllm", tables))
 
 
 def engine_step_s(profile: loadgen.Profile, batch: int, history: int) -> float:
@@ -61,15 +61,14 @@ class Save(unittest.TestCase):
             got = engine_step_s(loadgen.profile_from(found), at["batch"],
                                 round(at["history_tokens"]))
             case = case_for(line)
-            wanted = capacity.expected_step_s(case.d, at["batch"],
-                                              capacity.case_calibration(case))
+            wanted = capacity.expected_step_s(case.d, at["batch"], case.cal)
             self.assertLess(abs(got / wanted - 1), 0.03, f"{line}: {got} for {wanted}")
 
     def test_a_dense_model_steps_right_at_other_batches_too(self) -> None:
         found, case = saved(DENSE), case_for(DENSE)
         for batch in (1, 8, 200):
             got = engine_step_s(loadgen.profile_from(found), batch, 2150)
-            wanted = capacity.expected_step_s(case.d, batch, capacity.case_calibration(case))
+            wanted = capacity.expected_step_s(case.d, batch, case.cal)
             self.assertLess(abs(got / wanted - 1), 0.1, f"batch {batch}: {got} for {wanted}")
 
     def test_the_file_holds_the_flags_as_they_were_written(self) -> None:
