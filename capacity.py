@@ -1805,8 +1805,8 @@ def read_checkpoint(path: str) -> Checkpoint:
 def _read_file(path: str) -> bytes:
     try:
         if os.path.getsize(path) > JSON_BYTES_MAX:
-            raise UserError(f"{path} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no"
-                            " config.json")
+            raise UserError(f"{path} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no "
+                            f"{os.path.basename(path)}")
         with open(path, "rb") as file:
             return file.read(JSON_BYTES_MAX)
     except OSError as error:
@@ -4316,6 +4316,280 @@ def write_json(path: str, value: Any) -> None:
                         "that is there") from None
 
 
+# --measured: a loadgen run folder beside the bound and the expectation.
+
+NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
+TOLD = ("rate_rps", "offered_rate_rps", "completed", "in_flight_mean", "output_tok_s",
+        "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50", "ttft_s.p99")
+
+
+def read_run(folder: str) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
+    """summary.json of a loadgen run folder, and its deploy.json where there is one."""
+    path = os.path.join(folder, "summary.json")
+    if not os.path.isfile(path):
+        raise UserError(f"--measured {folder}: no summary.json there; give a folder that "
+                        "loadgen.py --out wrote")
+    summary = parse_json(_read_file(path), path)
+    runs = summary.get("runs")
+    if not isinstance(runs, list) or not runs or not all(isinstance(r, dict) for r in runs):
+        raise UserError(f"{path} holds no runs; was loadgen.py stopped before the first ended?")
+    deploy = os.path.join(folder, "deploy.json")
+    return summary, (parse_json(_read_file(deploy), deploy) if os.path.isfile(deploy) else None)
+
+
+def deployed_argv(folder: str) -> List[str]:
+    """The command line of the deployment that a run folder's deploy.json describes."""
+    deploy = read_run(folder)[1]
+    flags = deploy.get("flags") if deploy else None
+    if not isinstance(flags, dict) or not {"model", "preset", "config", "params"} & set(flags):
+        raise UserError(f"--measured {folder}: no model is named, and no deploy.json in the folder "
+                        "names one; name the model and its flags beside --measured")
+    known = {name[2:] for name in FLAG_NAMES} - set(NOT_SAVED) | {"model"}
+    odd = [name for name, value in flags.items()
+           if name not in known or not isinstance(value, (str, int, float))]
+    if odd:
+        raise UserError(f"{folder}/deploy.json: flag {_shown(odd[0])} is not known here; was it "
+                        "written by another version?")
+    return [value if name == "model" else f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in flags.items()]
+
+
+def use_run_lengths(args: Any) -> None:
+    """Put the lengths that a run was planned with where none were given, in place."""
+    plan: Any = read_run(args.measured)[0].get("plan")
+    told: Any = plan.get("lengths") if isinstance(plan, dict) else None
+    for name in ("input", "output") if isinstance(told, dict) else ():
+        text = told.get(name)
+        if getattr(args, f"{name}_len") is None and isinstance(text, str) and text[:5] != "hist:":
+            setattr(args, f"{name}_len", parse_lengths(text))
+
+
+def told_number(run: Mapping[str, Any], name: str) -> Optional[float]:
+    """A number of summary.json by its dotted name: None where absent or null, inf where failures
+    reach it. UserError where it is no number."""
+    value: Any = run
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        return None
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < ABSURD:
+        raise UserError(f"summary.json: {name} is {_shown(value)}; expected a number, not negative")
+    return float(value)
+
+
+def run_shape(d: Deployment, run: Mapping[str, Any]) -> Deployment:
+    """The deployment at 100% of the datasheet, with the lengths that a run really had.
+
+    The prompt is what no prefix cache held.
+    """
+    given = (told_number(run, "input_tokens_mean") or told_number(run, "input_tokens_planned_mean")
+             or d.prompt_tokens)
+    made = told_number(run, "output_tokens_mean") or d.output_tokens or 1.0
+    fresh = max(1.0, given - (told_number(run, "cached_tokens_mean") or 0.0))
+    return d._replace(mbu=1.0, mfu=1.0, prompt_tokens=fresh, output_tokens=made,
+                      history_tokens=given + made / 2)
+
+
+def run_batch(d: Deployment, run: Mapping[str, Any]) -> float:
+    """Sequences decoding at once in one replica: output tok/s x TPOT, at most what was in flight.
+
+    Little's law on the decode stage; those that queue or prefill are in flight, not in the batch.
+    """
+    tok_s, tpot = told_number(run, "output_tok_s"), told_number(run, "tpot_s.mean")
+    flight = told_number(run, "in_flight_mean")
+    decoding = tok_s * tpot if tok_s and tpot else math.inf
+    most = min(decoding, math.inf if flight is None else flight)
+    return max(1.0, most / d.replicas) if most < math.inf else 1.0
+
+
+def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
+    """One run beside the bound and the expectation at its batch, SI units."""
+    d, batch = run_shape(case.d, run), run_batch(case.d, run)
+    seqs = round(batch)
+    step, expected = decode_step(d, seqs), expected_of(d, seqs, case.cal)
+    row: Dict[str, Any] = {
+        "verdict": str(run.get("verdict")), "batch": batch,
+        **{name.replace("_s.p50", "_p50_s").replace("_s.p99", "_p99_s"): told_number(run, name)
+           for name in TOLD},
+        "bound_tpot_s": step.step_s, "bound_output_tok_s": seqs * d.replicas / step.step_s,
+        "expected_tpot_s": expected.tpot_s, "expected_tpot_low_s": expected.tpot_low_s,
+        "expected_tpot_high_s": expected.tpot_high_s, "expected_ttft_s": expected.ttft_s,
+        "expected_output_tok_s": seqs * d.replicas / expected.tpot_s,
+        "implied_mbu": None, "implied_mfu": None}
+    tpot, attained = row["tpot_p50_s"], row["attainment"]
+    if tpot and tpot < math.inf:
+        row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
+        row["implied_mfu"] = (step.compute_s + prefill_share_s(d, seqs)) / tpot
+    row["meets_slo"] = None if attained is None else attained >= target
+    row["trusted"] = bool(row["completed"] and row["implied_mbu"]
+                          and row["verdict"] not in NOT_TRUSTED)
+    return {key: "inf" if value == math.inf else value for key, value in row.items()}
+
+
+def prefill_share_s(d: Deployment, batch: float) -> float:
+    """The bound on the prefill mixed into one step [s]: each stream brings a prompt an output."""
+    return batch * prefill_seconds(d, d.prompt_tokens) / max(1.0, d.output_tokens)
+
+
+def binding_term(d: Deployment, batch: int) -> Tuple[str, Dict[str, float]]:
+    """The largest term of a step with its share of prefill, at the bound; and all of them [s]."""
+    step = decode_step(d, batch)
+    reads = {"weights": step.weights_s, "kv": step.kv_s}
+    terms = {**({"compute": step.compute_s} if step.bound_by == "compute" else reads),
+             "prefill": prefill_share_s(d, batch),
+             "comm": collective_seconds(d, decode_collectives(d, batch)) or 0.0}
+    return max(terms, key=lambda name: terms[name]), terms
+
+
+TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
+              "compute": "arithmetic", "prefill": "prefill mixed into the steps",
+              "comm": "traffic between GPUs"}
+
+
+def term_knobs(d: Deployment, term: str) -> List[str]:
+    """What makes a term of the step smaller, of what has not been done."""
+    if term == "prefill":
+        return ["prefix caching", *compute_knobs(d)[:-1], "P/D disaggregation"]
+    if term == "comm":
+        return ["fewer GPUs a replica", "a faster --link"]
+    return compute_knobs(d) if term == "compute" else speed_knobs(d, term)
+
+
+def say_measured(case: Case, answer: Answer) -> None:
+    """A loadgen run: bound, expectation and measurement side by side, and what follows."""
+    folder = case.args.measured
+    summary, deploy = read_run(folder)
+    slo = summary.get("slo")
+    target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
+    told = summary["runs"]
+    rows = [measured_row(case, run, target) for run in told]
+    answer.add("measured.runs", rows)
+    answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
+               "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
+               f"replica); expectation: {case.cal.basis}")
+    answer.lines.extend("  " + line for line in render_table(MEASURED, rows))
+    for row in rows:
+        if row["verdict"] in NOT_TRUSTED:
+            why = ("the queue grew, so its latencies are of the run's length"
+                   if row["verdict"] == "UNSTABLE" else "the client was the limit")
+            answer.say("", f"rate {run_name(row)} is {row['verdict']}: {why}; not an operating "
+                       "point")
+    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
+    point = max(good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0),
+                default=None)
+    seen = point or max((row for row in rows if row["trusted"]), default=None,
+                        key=lambda r: float(r["output_tok_s"] or 0.0))
+    answer.add("measured.operating_point", point)
+    if seen is None:
+        for key in ("implied_mbu", "implied_mfu", "cost_per_1m_output", "replicas", "binding"):
+            answer.add(f"measured.{key}", None)
+        answer.say("", "no run can be trusted: nothing follows; measure again at a lower rate")
+        return
+    run = told[next(i for i, row in enumerate(rows) if row is seen)]
+    explain_implied(run_shape(case.d, run), seen, answer)
+    say_operating(case, point, rows, deploy, answer)
+    say_measured_binding(case, run_shape(case.d, run), seen, answer)
+
+
+def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> None:
+    """MBU and MFU that a measured TPOT implies, solved from the step-time equation."""
+    seqs, tpot = round(row["batch"]), row["tpot_p50_s"]
+    step = decode_step(d, seqs)
+    peak, bandwidth = peak_flop_s(d), d.gpu.bandwidth_bytes_s
+    answer.add("measured.implied_mbu", row["implied_mbu"], "", "bytes_per_step / bandwidth / "
+               "tpot_s", "what a step must read over what it could have read in the measured TPOT",
+               bytes_per_step=(step.weights_s + step.kv_s) * bandwidth, bandwidth=bandwidth,
+               tpot_s=tpot)
+    answer.add("measured.implied_mfu", row["implied_mfu"], "", "flop_per_step / peak / tpot_s",
+               "of decode, and of the prefill mixed into the step",
+               flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak, peak=peak,
+               tpot_s=tpot)
+    answer.say("IMPLIED", f"at rate {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
+               f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
+               f"{scaled(tpot, 's')} at batch {seqs}")
+
+
+def say_operating(case: Case, point: Optional[Mapping[str, Any]],
+                  rows: Sequence[Mapping[str, Any]], deploy: Optional[Mapping[str, Any]],
+                  answer: Answer) -> None:
+    """Price and replicas at the operating point."""
+    d, args = case.d, case.args
+    saved: Any = (deploy or {}).get("price")
+    price = args.gpu_price or told_number({"price": saved}, "price.gpu_per_hour")
+    goodput = point["goodput_rps"] if point else None
+    if point is None:
+        answer.add("measured.cost_per_1m_output", None)
+        answer.add("measured.replicas", None)
+        answer.say("OPERATING", "no run that can be trusted meets the SLO: no operating point, so "
+                   "no cost and no replicas; measure at a lower rate")
+        return
+    lines = [f"rate {run_name(point)}: {figure(point['output_tok_s'] or 0.0)} tok/s"
+             + (f", goodput {figure(goodput)} req/s" if goodput else ", no SLO was judged")]
+    if price and point["output_tok_s"]:
+        cost = answer.add("measured.cost_per_1m_output", per_1m(price * d.gpus,
+                          point["output_tok_s"]), "$", "gpu_price * gpus / (tok_s * 3600) * 1e6",
+                          "the whole bill over the output tokens measured", gpu_price=price,
+                          gpus=d.gpus, tok_s=point["output_tok_s"])
+        lines[0] += f"; ${cost:.3f} per 1M output tokens at ${price * d.gpus:.2f}/h"
+    else:
+        answer.add("measured.cost_per_1m_output", None)
+    if args.rate and goodput:
+        number = answer.add(
+            "measured.replicas", math.ceil(args.rate / (goodput / d.replicas) / HEADROOM - 1e-9),
+            "replicas", "-(-(rate / (goodput / measured_replicas) / headroom - 1e-9) // 1)",
+            "replicas = ceil(peak rate / goodput per replica / 0.7)", rate=args.rate,
+            goodput=goodput, measured_replicas=d.replicas, headroom=HEADROOM)
+        lines.append(f"{figure(args.rate)} req/s / {figure(goodput / d.replicas)} a replica / "
+                     f"{HEADROOM} = {number} replicas")
+    else:
+        answer.add("measured.replicas", None)
+    if goodput:
+        failed = [row["rate_rps"] or math.inf for row in rows
+                  if row["verdict"] == "UNSTABLE" or row["meets_slo"] is False]
+        knee = (f"between this rate and {figure(min(failed))}" if failed and min(failed) < math.inf
+                else "further up: no higher rate failed")
+        lines.append(f"the knee is {knee}; until loadgen.py --find-goodput has it, goodput is a "
+                     "lower limit, cost and replicas are upper ones")
+    answer.say("OPERATING", *lines)
+
+
+def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
+                         answer: Answer) -> None:
+    """The one line that says which term of the step the measured TPOT is made of."""
+    term, terms = binding_term(d, round(row["batch"]))
+    answer.add("measured.binding", term)
+    tpot, low, high = (row[key] for key in ("tpot_p50_s", "expected_tpot_low_s",
+                                            "expected_tpot_high_s"))
+    where = ("inside the expected band" if low <= tpot <= high else
+             f"{tpot / row['expected_tpot_s'] - 1:+.0%} against the expectation, outside its band")
+    answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
+               f"{scaled(tpot, 's')} measured, {where}. Better: "
+               f"{', '.join(term_knobs(case.d, term))}.")
+
+
+def run_name(row: Mapping[str, Any]) -> str:
+    """How a run is called: its rate, or that it was a closed loop."""
+    return "none (closed loop)" if row["rate_rps"] is None else figure(row["rate_rps"])
+
+
+def told_ms(value: Any) -> str:
+    """Seconds of a measured table in ms; 'inf' where failures reach it."""
+    return value if isinstance(value, str) else in_ms(value)
+
+
+MEASURED = (
+    Column("rate_rps", "rate", figure), Column("in_flight_mean", "in flight", figure),
+    Column("batch", "batch", figure), Column("bound_tpot_s", "TPOT bound", in_ms),
+    Column("expected_tpot_s", "expected", in_ms), Column("tpot_p50_s", "p50", told_ms),
+    Column("expected_ttft_s", "TTFT exp.", in_ms), Column("ttft_p50_s", "p50", told_ms),
+    Column("ttft_p99_s", "p99", told_ms), Column("bound_output_tok_s", "tok/s bound", count),
+    Column("expected_output_tok_s", "expected", count),
+    Column("output_tok_s", "measured", count), Column("implied_mbu", "MBU", "{:.0%}".format),
+    Column("implied_mfu", "MFU", "{:.0%}".format), Column("verdict", "verdict", str))
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -4331,7 +4605,7 @@ SECTIONS = (
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
-    Section("", say_binds), Section("", say_plan),
+    Section("", say_binds), Section("", say_plan), Section("measured", say_measured),
 )
 
 
@@ -4602,6 +4876,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+        Flag("--measured", word, "DIR", "a loadgen run folder beside bound and expectation; "
+             "without a model, the deployment of its deploy.json"),
     ),
     "output": (
         Flag("--save", word, "FILE", "the deployment as JSON: for loadgen.py --mock, and for "
@@ -4889,12 +5165,22 @@ def preset_text(table: str, row: Mapping[str, Any]) -> str:
     return f"{row['gb_s']:>6} GB/s  {row['note']}"
 
 
+def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
+    """The flags, completed by what they name: a run's deployment, rates, a workload."""
+    if args.measured and not model_named(args):
+        args = parse_args([*deployed_argv(args.measured), *argv])
+    read_rates(args, tables.get("links", []))
+    use_workload(args, tables)
+    if args.measured:
+        use_run_lengths(args)
+    return args
+
+
 def run(argv: Sequence[str]) -> None:
     """Answer one command line on stdout."""
     args = parse_args(argv)
     tables = presets()
-    read_rates(args, tables.get("links", []))
-    use_workload(args, tables)
+    args = completed(args, argv, tables)
     if args.list:
         print_list(tables)
     elif args.compare is not None:

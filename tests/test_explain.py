@@ -1,11 +1,13 @@
 """What leaves as a file, and what comes back: --save, --measured, --autoscale, --defend."""
 
 import json
+import math
 import os
+import shutil
 import sys
 import tempfile
 import unittest
-from typing import Any
+from typing import Any, Callable
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
@@ -35,6 +37,13 @@ def case_for(line: str) -> capacity.Case:
     args, tables = capacity.parse_args(line.split()), capacity.presets()
     case = capacity.case_of(capacity.deployment_of(args, tables), args)
     return case._replace(cal=capacity.calibration_of(case.d, "vllm", tables))
+
+
+def answer_to(line: str) -> capacity.Answer:
+    """The answer, with its steps, to a command line."""
+    argv, tables = line.split(), capacity.presets()
+    args = capacity.completed(capacity.parse_args(argv), argv, tables)
+    return capacity.answer_for(capacity.deployment_of(args, tables), args, tables)
 
 
 def engine_step_s(profile: loadgen.Profile, batch: int, history: int) -> float:
@@ -104,6 +113,165 @@ class Save(unittest.TestCase):
             code, _, err = run("llama-3.1-70b", "--save", path)
             self.assertEqual((code, os.listdir(folder)), (2, []))
             self.assertIn("does not fit", err)
+
+
+RUN = os.path.join(HERE, "data", "run")  # loadgen.py --mock of its deploy.json, sweep 1,3,20
+
+
+class Measured(unittest.TestCase):
+    def told(self, change: Callable[[Any], None], line: str = "", deploy: bool = True) -> Any:
+        """Exit code, stdout and stderr for the kept run with its summary changed."""
+        with open(os.path.join(RUN, "summary.json"), encoding="utf-8") as file:
+            summary = json.load(file)
+        change(summary)
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "summary.json"), "w", encoding="utf-8") as file:
+                json.dump(summary, file)
+            if deploy:
+                shutil.copy(os.path.join(RUN, "deploy.json"), folder)
+            return run("--measured", folder, "--json", *line.split())
+
+    def asked(self, change: Callable[[Any], None] = lambda s: None, line: str = "") -> Any:
+        """The `measured` part of the answer to that."""
+        code, out, err = self.told(change, line)
+        self.assertEqual((code, err), (0, ""))
+        return json.loads(out)["measured"]
+
+    def test_bound_expectation_and_measurement_stand_in_one_row(self) -> None:
+        found = self.asked()
+        self.assertEqual([row["verdict"] for row in found["runs"]], ["VALID", "VALID", "UNSTABLE"])
+        for row in found["runs"]:
+            self.assertLess(row["bound_tpot_s"], row["tpot_p50_s"])
+            self.assertLess(row["expected_tpot_low_s"], row["expected_tpot_s"])
+            self.assertGreater(row["bound_output_tok_s"], row["output_tok_s"])
+
+    def test_implied_mbu_is_bytes_over_bandwidth_over_tpot(self) -> None:
+        found = self.asked()
+        row = found["runs"][1]  # batch 2 of 70B FP8 on two H100s
+        read = 70.6e9 / 2 + 2 * (600 + 15) * 160 * 1024 / 2
+        self.assertAlmostEqual(found["implied_mbu"], read / 3.35e12 / row["tpot_p50_s"], places=6)
+        flop = 2 * 70.6e9 * 2 / 2 * (1 + 600 / 30)
+        self.assertAlmostEqual(found["implied_mfu"], flop / 1979e12 / row["tpot_p50_s"], places=6)
+
+    def test_an_unstable_run_is_no_operating_point(self) -> None:
+        self.assertEqual(self.asked()["operating_point"]["rate_rps"], 3)
+
+        def client_limited(summary: Any) -> None:
+            summary["runs"][1]["verdict"] = "CLIENT-LIMITED"
+        self.assertEqual(self.asked(client_limited)["operating_point"]["rate_rps"], 1)
+
+    def test_without_a_trusted_run_nothing_follows(self) -> None:
+        def all_unstable(summary: Any) -> None:
+            for one in summary["runs"]:
+                one["verdict"] = "UNSTABLE"
+        found = self.asked(all_unstable, "--rate 20 --gpu-price 2.5")
+        self.assertEqual([found[key] for key in (
+            "operating_point", "implied_mbu", "implied_mfu", "cost_per_1m_output", "replicas",
+            "binding")], [None] * 6)
+
+    def test_a_run_that_misses_its_slo_is_explained_but_not_priced(self) -> None:
+        def missed(summary: Any) -> None:
+            for one in summary["runs"]:
+                one["attainment"] = 0.5
+        found = self.asked(missed, "--rate 20")
+        self.assertEqual((found["operating_point"], found["cost_per_1m_output"],
+                          found["replicas"]), (None, None, None))
+        self.assertEqual(found["binding"], "weights")
+        self.assertGreater(found["implied_mbu"], 0.3)
+
+    def test_cost_and_replicas_come_from_the_operating_point(self) -> None:
+        found = self.asked(line="--rate 20")
+        point = found["operating_point"]
+        self.assertAlmostEqual(found["cost_per_1m_output"],
+                               2 * 2.5 / (point["output_tok_s"] * 3600) * 1e6)
+        self.assertEqual(found["replicas"], math.ceil(20 / point["goodput_rps"] / 0.7))
+        dearer = self.asked(line="--gpu-price 5")
+        self.assertAlmostEqual(dearer["cost_per_1m_output"], 2 * found["cost_per_1m_output"])
+
+    def test_a_model_on_the_command_line_goes_before_the_saved_one(self) -> None:
+        code, out, err = run("llama-3.1-8b", "--measured", RUN, "--json")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(json.loads(out)["model"]["name"], "llama-3.1-8b")
+        self.assertIsNotNone(json.loads(out)["measured"]["cost_per_1m_output"])  # the saved price
+
+    def test_the_prefix_that_was_cached_is_no_prefill(self) -> None:
+        def cached(summary: Any) -> None:
+            summary["runs"][1]["cached_tokens_mean"] = 590
+        self.assertLess(self.asked(cached)["implied_mfu"], self.asked()["implied_mfu"] / 5)
+
+    def test_absent_keys_and_infinities_are_survived(self) -> None:
+        def sparse(summary: Any) -> None:
+            summary["runs"][0] = {"verdict": "VALID"}
+            summary["runs"][1]["ttft_s"]["p99"] = "inf"
+            summary["runs"][2]["tpot_s"] = None
+            del summary["slo"], summary["plan"]
+        found = self.asked(sparse)
+        self.assertEqual(found["runs"][1]["ttft_p99_s"], "inf")
+        self.assertIsNone(found["runs"][0]["tpot_p50_s"])
+        self.assertEqual(found["operating_point"]["rate_rps"], 3)
+
+    def test_the_screen_says_what_binds_and_which_run_is_not_used(self) -> None:
+        code, out, _ = run("--measured", RUN, "--rate", "20")
+        self.assertEqual(code, 0)
+        self.assertIn("rate 20 is UNSTABLE", out)
+        self.assertIn("RUN BINDS    reading the weights", out)
+        self.assertIn("the knee is between this rate and 20", out)
+
+    def test_odd_folders_are_one_line(self) -> None:
+        def text_for_number(summary: Any) -> None:
+            summary["runs"][0]["output_tok_s"] = "fast"
+
+        def no_runs(summary: Any) -> None:
+            summary["runs"] = []
+
+        def run_is_text(summary: Any) -> None:
+            summary["runs"] = ["x"]
+
+        def below_zero(summary: Any) -> None:
+            summary["runs"][0]["tpot_s"]["p50"] = -1
+        for change in (text_for_number, no_runs, run_is_text, below_zero):
+            code, out, err = self.told(change)
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+        code, _, err = self.told(lambda s: None, deploy=False)
+        self.assertEqual((code, err.count("\n")), (2, 1))
+        self.assertIn("no model is named", err)
+        code, _, err = run("--measured", HERE)
+        self.assertEqual((code, err.count("\n")), (2, 1))
+        self.assertIn("no summary.json", err)
+
+    def test_a_saved_file_cannot_make_it_write(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(os.path.join(RUN, "summary.json"), folder)
+            with open(os.path.join(folder, "deploy.json"), "w", encoding="utf-8") as file:
+                json.dump({"flags": {"model": "llama-3.1-8b", "save": f"{folder}/x"}}, file)
+            code, _, err = run("--measured", folder)
+            self.assertEqual((code, "x" in os.listdir(folder)), (2, False))
+            self.assertIn("'save' is not known", err)
+
+    def test_what_save_writes_measured_reads_back(self) -> None:
+        for line in (*MODELS, "llama-3.1-70b --rate 20 --workload chat --gpu-price h100=2,h200=3",
+                     "--params 8e9 --layers 32 --kv-heads 8 --head-dim 128"):
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copy(os.path.join(RUN, "summary.json"), folder)
+                code, out, err = run(*line.split(), "--json", "--save",
+                                     os.path.join(folder, "deploy.json"))
+                self.assertEqual((code, err), (0, ""), line)
+                again = run("--measured", folder, "--json")
+                self.assertEqual((again[0], again[2]), (0, ""), line)
+                first, second = json.loads(out), json.loads(again[1])
+                for part in ("model", "deployment", "memory"):
+                    for key in ("history_tokens", "weight_source"):  # the run's; words
+                        first[part].pop(key, None), second[part].pop(key, None)
+                    self.assertEqual(first[part], second[part], line)
+
+    def test_every_formula_gives_its_value(self) -> None:
+        seen = 0
+        for step in answer_to(f"--measured {RUN} --rate 20").steps:
+            if step.formula and step.key.startswith("measured."):
+                found = eval(step.formula, {}, dict(step.numbers))
+                self.assertAlmostEqual(found, step.value, msg=step.key)
+                seen += 1
+        self.assertEqual(seen, 4)
 
 
 if __name__ == "__main__":
