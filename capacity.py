@@ -2034,6 +2034,7 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
 
 
 BY_HAND = {
+    "workloads": "give --input-len, --output-len and the SLOs",
     "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
     "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
     "links": "give a rate such as 450GB/s",
@@ -2710,6 +2711,11 @@ class Replica:
         return self.at(high)
 
 
+def longest_request(input_len: Lengths, output_len: Lengths) -> int:
+    """The p99.9 context, up to a multiple of 1,024 [tokens]."""
+    return rounded_up(input_len.quantile(0.999) + output_len.quantile(0.999), KIB)
+
+
 class Plan(NamedTuple):
     """How many replicas a load needs, and how each is started."""
 
@@ -2724,7 +2730,7 @@ class Plan(NamedTuple):
     replicas: int  # 0 when no number of replicas helps
     fleet: int  # replicas that the flags name (--dp), else those needed
     spares: int
-    steady: Optional[Steady]  # one replica of the fleet at its share of the peak rate
+    steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -2755,14 +2761,13 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     replicas = (0 if not best else d.replicas if load.rate_rps is None
                 else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
     in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
-    longest = load.input_len.quantile(0.999) + load.output_len.quantile(0.999)
     fleet = d.replicas if d.replicas > 1 else replicas
     seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
     memory = memory_of(d)
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
                 memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
-                replica.at_rate(rate / fleet) if fleet and best else None,
-                min(rounded_up(longest, KIB), d.model.max_len or 2**62),
+                replica.at_rate(rate / replicas) if replicas else None,
+                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
                 max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
 
 
@@ -4519,16 +4524,17 @@ def settle(args: Any) -> None:
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
-    """Put the lengths and SLOs of a named workload where none were given, in place."""
-    if args.workload is None:
-        return
-    row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
-    for name in ("input_len", "output_len"):
-        if getattr(args, name) is None:
-            setattr(args, name, parse_lengths(row[name]))
-    if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
-        for name in ("ttft", "tpot", "e2e"):
-            setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    """Put a named workload's lengths and SLOs where none were given, and a ctx that holds them."""
+    if args.workload is not None:
+        row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
+        for name in ("input_len", "output_len"):
+            if getattr(args, name) is None:
+                setattr(args, name, parse_lengths(row[name]))
+        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
+            for name in ("ttft", "tpot", "e2e"):
+                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    if "ctx" not in args.given and args.input_len and args.output_len:
+        args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
 
 
 def load_of(args: Any) -> Optional[Load]:
@@ -4559,6 +4565,7 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
+    use_workload(args, tables)
     gpu = find_gpu(args, tables)
     model = find_model(args, tables)
     links = tables.get("links", [])
@@ -4738,7 +4745,6 @@ def run(argv: Sequence[str]) -> None:
     args = parse_args(argv)
     tables = presets()
     read_rates(args, tables.get("links", []))
-    use_workload(args, tables)
     if args.list:
         print_list(tables)
     elif args.compare is not None:
