@@ -2673,16 +2673,29 @@ class Replica:
         load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        service = self.prefill_s + decode_s * load.fresh_tokens / load.chunk_tokens
-        busy = min(0.999, rate * service)
-        wait = busy * service * (1 + self.fresh_cv**2) / 2 / (1 - busy)
-        wait_p99 = max(wait, wait / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
-        own = decode_s * (1 + max(1.0, load.fresh_tokens / load.chunk_tokens)) + self.prefill_s
-        ttft_p99 = wait + own + math.hypot(wait_p99 - wait, self.p99_prefill_s - self.prefill_s)
+        steps = load.fresh_tokens / load.chunk_tokens
+        wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
+        own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
-        return Steady(batch, rate, tpot, ttft_p99, rate * self.prefill_s, e2e)
+        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
 
-    def broken(self, batch: int, margin: float) -> str:
+    def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
+        """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
+        busy = min(0.999, rate * service_s)
+        mean = busy * service_s * (1 + self.fresh_cv**2) / 2 / (1 - busy)
+        p99 = max(mean, mean / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
+        return mean, math.hypot(p99 - mean, self.p99_prefill_s - self.prefill_s)
+
+    def prefill_only(self, shipped_s: float) -> float:
+        """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
+        low, high = 0.0, 1 / self.prefill_s
+        for _ in range(20):
+            middle = (low + high) / 2
+            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
+            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
+        return low
+
+    def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
         for name, over in (("kv", batch > self.kv_seqs),
@@ -2696,11 +2709,11 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0, max(1, min(self.kv_seqs, self.load.max_num_seqs)) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
+        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        for _ in range(14):
+            middle = (low + high) / 2
             low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
-        return (self.at(low) if low else None), self.broken(low + 1, margin)
+        return (self.at(low) if low else None), self.broken(high, margin)
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
@@ -3996,21 +4009,21 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
     load, d = plan.load, case.d
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    alone = Replica(d, load, case.cal)
-    prefill_s, alone.prefill_s = alone.prefill_s, 0.0
-    decode, _ = Replica.sustained(alone)
-    pools = [math.ceil(rate * prefill_s / HEADROOM - 1e-9),
-             math.ceil(rate / decode.rate_rps / HEADROOM - 1e-9) if decode else 0]
-    link = case.args.kv_link or d.far_link
+    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
     sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
     seconds = sent / link.bytes_s if link else None
-    slow = seconds is not None and seconds > load.slo_ttft_s / 2
-    pays = answer.add("plan.disaggregation.pays", bool(
-        decode and sum(pools) < plan.replicas and not slow))
+    borne = [replica.prefill_only(seconds or 0.0)]
+    replica.prefill_s = replica.p99_prefill_s = 0.0
+    decode, _ = replica.sustained()
+    borne.append(decode.rate_rps if decode else 0.0)
+    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pays = answer.add("plan.disaggregation.pays",
+                      bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.add("plan.disaggregation.prefill_replicas", pools[0])
     answer.add("plan.disaggregation.decode_replicas", pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
-    why = f"{pools[0]} to prefill + {pools[1]} to decode against {plan.replicas} mixed"
+    shown = [count(n) if n else "no number of" for n in pools]
+    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
     if link and seconds:
         why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
     return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
@@ -4101,7 +4114,7 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
     d, best = case.d, plan.sustained
-    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch) * d.replicas,
+    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
@@ -4165,7 +4178,18 @@ def say_search(case: Case, answer: Answer) -> None:
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
     answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    widest = max(c.d.weight_bytes for c in case.ranked)
+    kept = next(c for c in case.ranked if c.d.weight_bytes == widest)
+    if case.d.weight_bytes < widest:
+        answer.say("", f"fewer bits need an accuracy check; without: {candidate_text(kept)}")
     answer.lines.append("")
+
+
+def candidate_text(c: Candidate) -> str:
+    """A deployment in a few words."""
+    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, KV "
+            f"{c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 class Section(NamedTuple):

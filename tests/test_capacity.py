@@ -195,8 +195,8 @@ class Explained(unittest.TestCase):
             answer = capacity.answer_for(capacity.deployment_of(args, tables), args, tables)
             for step in answer.steps:
                 if step.formula:
-                    found = eval(step.formula, {"max": max, "min": min, "round": round, "ceil": math.ceil},
-                                 dict(step.numbers))
+                    names = {"max": max, "min": min, "round": round, "ceil": math.ceil}
+                    found = eval(step.formula, names, dict(step.numbers))
                     self.assertTrue(math.isclose(found, step.value, rel_tol=1e-9),
                                     f"{line}: {step.key} = {step.value}, formula gives {found}")
                     self.assertTrue(step.source or step.unit, step.key)
