@@ -4188,8 +4188,8 @@ def say_search(case: Case, answer: Answer) -> None:
 def candidate_text(c: Candidate) -> str:
     """A deployment in a few words."""
     price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
-    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, KV "
-            f"{c.d.kv.name}: {c.gpus} GPUs{price}")
+    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
+            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 class Section(NamedTuple):
