@@ -2034,6 +2034,7 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
 
 
 BY_HAND = {
+    "workloads": "give --input-len, --output-len and the SLOs",
     "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
     "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
     "links": "give a rate such as 450GB/s",
@@ -2672,16 +2673,29 @@ class Replica:
         load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        service = self.prefill_s + decode_s * load.fresh_tokens / load.chunk_tokens
-        busy = min(0.999, rate * service)
-        wait = busy * service * (1 + self.fresh_cv**2) / 2 / (1 - busy)
-        wait_p99 = max(wait, wait / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
-        own = decode_s * (1 + max(1.0, load.fresh_tokens / load.chunk_tokens)) + self.prefill_s
-        ttft_p99 = wait + own + math.hypot(wait_p99 - wait, self.p99_prefill_s - self.prefill_s)
+        steps = load.fresh_tokens / load.chunk_tokens
+        wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
+        own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
-        return Steady(batch, rate, tpot, ttft_p99, rate * self.prefill_s, e2e)
+        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
 
-    def broken(self, batch: int, margin: float) -> str:
+    def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
+        """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
+        busy = min(0.999, rate * service_s)
+        mean = busy * service_s * (1 + self.fresh_cv**2) / 2 / (1 - busy)
+        p99 = max(mean, mean / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
+        return mean, math.hypot(p99 - mean, self.p99_prefill_s - self.prefill_s)
+
+    def prefill_only(self, shipped_s: float) -> float:
+        """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
+        low, high = 0.0, 1 / self.prefill_s
+        for _ in range(20):
+            middle = (low + high) / 2
+            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
+            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
+        return low
+
+    def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
         for name, over in (("kv", batch > self.kv_seqs),
@@ -2695,11 +2709,11 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0, max(1, min(self.kv_seqs, self.load.max_num_seqs)) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
+        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        for _ in range(14):
+            middle = (low + high) / 2
             low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
-        return (self.at(low) if low else None), self.broken(low + 1, margin)
+        return (self.at(low) if low else None), self.broken(high, margin)
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
@@ -2708,6 +2722,11 @@ class Replica:
             middle = (low + high) / 2
             low, high = (middle, high) if self.at(middle).rate_rps < rate_rps else (low, middle)
         return self.at(high)
+
+
+def longest_request(input_len: Lengths, output_len: Lengths) -> int:
+    """The p99.9 context, up to a multiple of 1,024 [tokens]."""
+    return rounded_up(input_len.quantile(0.999) + output_len.quantile(0.999), KIB)
 
 
 class Plan(NamedTuple):
@@ -2724,7 +2743,7 @@ class Plan(NamedTuple):
     replicas: int  # 0 when no number of replicas helps
     fleet: int  # replicas that the flags name (--dp), else those needed
     spares: int
-    steady: Optional[Steady]  # one replica of the fleet at its share of the peak rate
+    steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -2755,14 +2774,13 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     replicas = (0 if not best else d.replicas if load.rate_rps is None
                 else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
     in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
-    longest = load.input_len.quantile(0.999) + load.output_len.quantile(0.999)
     fleet = d.replicas if d.replicas > 1 else replicas
     seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
     memory = memory_of(d)
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
                 memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
-                replica.at_rate(rate / fleet) if fleet and best else None,
-                min(rounded_up(longest, KIB), d.model.max_len or 2**62),
+                replica.at_rate(rate / replicas) if replicas else None,
+                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
                 max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
 
 
@@ -3991,21 +4009,21 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
     load, d = plan.load, case.d
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    alone = Replica(d, load, case.cal)
-    prefill_s, alone.prefill_s = alone.prefill_s, 0.0
-    decode, _ = Replica.sustained(alone)
-    pools = [math.ceil(rate * prefill_s / HEADROOM - 1e-9),
-             math.ceil(rate / decode.rate_rps / HEADROOM - 1e-9) if decode else 0]
-    link = case.args.kv_link or d.far_link
+    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
     sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
     seconds = sent / link.bytes_s if link else None
-    slow = seconds is not None and seconds > load.slo_ttft_s / 2
-    pays = answer.add("plan.disaggregation.pays", bool(
-        decode and sum(pools) < plan.replicas and not slow))
+    borne = [replica.prefill_only(seconds or 0.0)]
+    replica.prefill_s = replica.p99_prefill_s = 0.0
+    decode, _ = replica.sustained()
+    borne.append(decode.rate_rps if decode else 0.0)
+    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pays = answer.add("plan.disaggregation.pays",
+                      bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.add("plan.disaggregation.prefill_replicas", pools[0])
     answer.add("plan.disaggregation.decode_replicas", pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
-    why = f"{pools[0]} to prefill + {pools[1]} to decode against {plan.replicas} mixed"
+    shown = [count(n) if n else "no number of" for n in pools]
+    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
     if link and seconds:
         why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
     return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
@@ -4096,7 +4114,7 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
     d, best = case.d, plan.sustained
-    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch) * d.replicas,
+    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
@@ -4160,7 +4178,18 @@ def say_search(case: Case, answer: Answer) -> None:
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
     answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    widest = max(c.d.weight_bytes for c in case.ranked)
+    kept = next(c for c in case.ranked if c.d.weight_bytes == widest)
+    if case.d.weight_bytes < widest:
+        answer.say("", f"fewer bits need an accuracy check; without: {candidate_text(kept)}")
     answer.lines.append("")
+
+
+def candidate_text(c: Candidate) -> str:
+    """A deployment in a few words."""
+    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
+            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 # ---- 9b. Save, measured, autoscale, defend -----------------------------------------------------
@@ -4951,16 +4980,17 @@ def settle(args: Any) -> None:
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
-    """Put the lengths and SLOs of a named workload where none were given, in place."""
-    if args.workload is None:
-        return
-    row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
-    for name in ("input_len", "output_len"):
-        if getattr(args, name) is None:
-            setattr(args, name, parse_lengths(row[name]))
-    if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
-        for name in ("ttft", "tpot", "e2e"):
-            setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    """Put a named workload's lengths and SLOs where none were given, and a ctx that holds them."""
+    if args.workload is not None:
+        row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
+        for name in ("input_len", "output_len"):
+            if getattr(args, name) is None:
+                setattr(args, name, parse_lengths(row[name]))
+        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
+            for name in ("ttft", "tpot", "e2e"):
+                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    if "ctx" not in args.given and args.input_len and args.output_len:
+        args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
 
 
 def load_of(args: Any) -> Optional[Load]:
@@ -4991,6 +5021,7 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
+    use_workload(args, tables)
     gpu = find_gpu(args, tables)
     model = find_model(args, tables)
     links = tables.get("links", [])
@@ -5166,13 +5197,12 @@ def preset_text(table: str, row: Mapping[str, Any]) -> str:
 
 
 def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
-    """The flags, completed by what they name: a run's deployment, rates, a workload."""
+    """The flags, completed by what they name: rates, and a run's deployment and lengths."""
     if args.measured and not model_named(args):
         args = parse_args([*deployed_argv(args.measured), *argv])
-    read_rates(args, tables.get("links", []))
-    use_workload(args, tables)
-    if args.measured:
+    if args.measured and args.workload is None:
         use_run_lengths(args)
+    read_rates(args, tables.get("links", []))
     return args
 
 
