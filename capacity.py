@@ -4293,12 +4293,10 @@ def say_save(case: Case, answer: Answer) -> None:
         raise UserError(f"--save: {d.model.name} does not fit here, so there is nothing to serve; "
                         "without --save the answer says what would do")
     batch = operating_batch(case)
-    rows = presets().get("models", [])
     answer.add("saved", {
         "model": {"name": d.model.name, "params": d.model.params,
                   "active_params": d.model.active_params,
-                  "id": next((row.get("id") for row in rows if row["name"] == d.model.name),
-                             d.model.name if d.model.name.count("/") == 1 else None)},
+                  "id": hf_id(d.model)},
         "hardware": {"gpu": d.gpu.name, "count": d.gpus, "replica_gpus": d.replica_gpus,
                      **{n: getattr(d, n) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util")}},
         "precision": {"weights": d.weights.name, "kv": d.kv.name, "compute": d.compute},
@@ -4619,6 +4617,278 @@ MEASURED = (
     Column("implied_mfu", "MFU", "{:.0%}".format), Column("verdict", "verdict", str))
 
 
+# --autoscale: signals and thresholds from the plan, as a KEDA ScaledObject and Prometheus rules.
+
+
+class Metrics(NamedTuple):
+    """An engine's names for what autoscaling and alerting look at."""
+
+    waiting: str
+    running: str
+    kv: str  # share of the KV pool in use
+    ttft: str  # histograms [s]
+    tpot: str
+    tpot_text: str
+    preempted: str  # an expression that is above zero while sequences lose their KV
+    switch: str  # what has to be on for it
+
+
+# Source: the engines' pages on production metrics; tensorrt_llm/metrics/collector.py.
+METRICS = {
+    "vllm": Metrics("vllm:num_requests_waiting", "vllm:num_requests_running",
+                    "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds",
+                    "vllm:request_time_per_output_token_seconds", "TPOT",
+                    "sum(increase(vllm:num_preemptions_total{of}[5m]))", "nothing: on by default"),
+    "sglang": Metrics("sglang:num_queue_reqs", "sglang:num_running_reqs", "sglang:token_usage",
+                      "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds",
+                      "inter-token latency (SGLang has no TPOT of requests)",
+                      "sum(increase(sglang:num_retracted_requests_total{of}[5m]))",
+                      "--enable-metrics"),
+    "trtllm": Metrics("trtllm_num_requests_waiting", "trtllm_num_requests_running",
+                      "trtllm_kv_cache_utilization", "trtllm_time_to_first_token_seconds",
+                      "trtllm_time_per_output_token_seconds", "TPOT",
+                      "sum(trtllm_num_paused_requests{of})",
+                      "return_perf_metrics and enable_iter_perf_stats: true in its YAML; scrape "
+                      "/prometheus/metrics")}
+STORAGE_ASSUMED_BYTES_S = GIGA  # object storage
+PULL_ASSUMED_S = 60.0  # an engine's image is about 10 GB
+INIT_ASSUMED_S = (100.0, 200.0)  # TP=1, wider: measured 94 s (8B, L40S), 205 s (70B FP8, TP=8)
+DETECT_S = 60.0  # scrape and polling intervals of 15 s, a rule's window of 30 s
+KV_MOST = 0.8  # of the pool: past it a burst preempts
+KV_ALERT = 0.95
+
+
+class Scaling(NamedTuple):
+    """When a fleet grows and shrinks, per replica."""
+
+    cold_s: float
+    lead_s: float
+    least: int
+    most: int
+    in_flight: float
+    queue: int
+    kv: float
+
+
+def cold_start(case: Case, answer: Answer) -> Tuple[float, List[str]]:
+    """From nothing to serving [s], and which of its parts are assumed rather than given."""
+    d, args = case.d, case.args
+    link = args.storage or Link("object storage", STORAGE_ASSUMED_BYTES_S)
+    pull = args.pull_s if "pull_s" in args.given else PULL_ASSUMED_S
+    init = args.init_s if "init_s" in args.given else INIT_ASSUMED_S[d.tp > 1]
+    assumed = [text for name, text in (
+        ("pull_s", f"image pull {figure(pull)} s (--pull-s)"),
+        ("storage", f"weights at {figure(link.bytes_s / GIGA)} GB/s (--storage)"),
+        ("init_s", f"engine start {figure(init)} s (--init-s; measured 94 s for 8B on L40S, 205 s "
+                   "for 70B FP8 at TP=8)")) if name not in args.given]
+    answer.add("autoscale.assumed", assumed)
+    return answer.add("autoscale.cold_start_s", pull + d.weight_bytes / link.bytes_s + init, "s",
+                      "pull_s + weight_bytes / storage + init_s", "image pull, weights over "
+                      "storage bandwidth, engine start", pull_s=pull, weight_bytes=d.weight_bytes,
+                      storage=link.bytes_s, init_s=init), assumed
+
+
+def scaling_of(case: Case, plan: Plan, best: Steady, cold_s: float, answer: Answer) -> Scaling:
+    """The thresholds of a plan: each replica at HEADROOM of what it sustains."""
+    load, rate = plan.load, best.rate_rps
+    calm = Replica(case.d, load, case.cal).at_rate(rate * HEADROOM)
+    lead = answer.add("autoscale.lead_s", math.ceil((cold_s + DETECT_S) / 30) * 30.0, "s",
+                      "-(-(cold_s + detect_s) // 30) * 30", "cold start and the time to notice, up "
+                      "to half a minute", cold_s=cold_s, detect_s=DETECT_S)
+    least = answer.add(
+        "autoscale.min_replicas", max(1, math.ceil((load.mean_rate_rps or 0.0) / rate / HEADROOM
+                                                   - 1e-9)), "replicas",
+        "max(1, -(-(mean_rate / rate / headroom - 1e-9) // 1))", "--mean-rate over what a replica "
+        "is given; 1 where no mean rate is", mean_rate=load.mean_rate_rps or 0.0, rate=rate,
+        headroom=HEADROOM)
+    most = answer.add("autoscale.max_replicas", max(least, plan.replicas + plan.spares), "replicas",
+                      "max(least, replicas + spares)", "the plan, with its spare", least=least,
+                      replicas=plan.replicas, spares=plan.spares)
+    in_flight = answer.add("autoscale.in_flight_per_replica", calm.rate_rps * calm.e2e_s,
+                           "requests", "rate * e2e_s", LITTLE, rate=calm.rate_rps,
+                           e2e_s=calm.e2e_s)
+    spare_s = load.slo_ttft_s - calm.ttft_p99_s if load.slo_ttft_s < math.inf else lead
+    queue = answer.add("autoscale.queue_per_replica", max(1, math.floor(spare_s * rate)),
+                       "requests", "max(1, spare_s * rate // 1)", "the queue that takes what the "
+                       "TTFT SLO leaves (without one: what arrives in the lead time)",
+                       spare_s=spare_s, rate=rate)
+    kv = answer.add("autoscale.kv_share", min(KV_MOST, calm.batch * case.d.history_tokens
+                                              / plan.kv_tokens_per_replica), "",
+                    "min(most, batch * history / kv_tokens)", "KV held at that load", most=KV_MOST,
+                    batch=calm.batch, history=case.d.history_tokens,
+                    kv_tokens=plan.kv_tokens_per_replica)
+    return Scaling(cold_s, lead, least, most, in_flight, queue, kv)
+
+
+def say_autoscale(case: Case, answer: Answer) -> None:
+    """Signals and thresholds, the ScaledObject, the alert rules, and scaling to zero."""
+    plan = case.plan
+    if plan is None or plan.sustained is None or not plan.replicas:
+        answer.add("autoscale", None)
+        answer.say("AUTOSCALE", "no plan holds the load, so there is nothing to scale" if plan else
+                   "needs a load: --rate, --workload or an SLO")
+        return
+    names, load, best = METRICS[plan.engine], plan.load, plan.sustained
+    cold, assumed = cold_start(case, answer)
+    scale = scaling_of(case, plan, best, cold, answer)
+    slack = answer.add("autoscale.ramp_rps", scale.least * best.rate_rps * (1 - HEADROOM), "req/s",
+                       "least * rate * (1 - headroom)", "what the headroom takes up while a "
+                       "replica starts", least=scale.least, rate=best.rate_rps, headroom=HEADROOM)
+    answer.say("AUTOSCALE", f"{scale.least} to {scale.most} replicas; cold start "
+               f"{count(scale.cold_s)} s, so scale {count(scale.lead_s)} s ahead: on the forecast "
+               "of what is in flight, and never on GPU utilisation (near 100% at batch 1 and at "
+               "batch 200 alike)",
+               *(["assumed: " + "; ".join(assumed)] if assumed else []),
+               f"in flight: {figure(scale.in_flight)} a replica, at {HEADROOM:.0%} of what it "
+               f"sustains; queue: {scale.queue} a replica; KV: {scale.kv:.0%} of the pool; "
+               f"{slo_text(load)}; preemptions: none",
+               f"at the least, the headroom takes up {figure(slack)} req/s more within the lead "
+               "time; traffic that rises faster needs a higher minimum"
+               + ("" if load.mean_rate_rps else " (--mean-rate sets it)"),
+               f"metrics of {plan.engine}: {names.switch}")
+    say_scale_to_zero(case, plan, scale, answer)
+    scaled_object = keda_object(case, plan, scale)
+    answer.add("autoscale.signals", [
+        {"name": one["name"], "query": one["metadata"]["query"],
+         "threshold": float(one["metadata"]["threshold"]),
+         "per_replica": one["metricType"] == "AverageValue"}
+        for one in scaled_object["spec"]["triggers"]])
+    for key, title, tree in (
+            ("keda", "ScaledObject: set serverAddress and the Deployment's name", scaled_object),
+            ("alerts", "Prometheus rules", alert_rules(case, plan, scale))):
+        text = answer.add(f"autoscale.{key}", "\n".join(yaml_lines(tree)) + "\n")
+        answer.lines += ["", f"{key.upper():<12} {title}", *text.splitlines()]
+
+
+def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) -> None:
+    """What an idle replica costs, against a first request that waits for a cold start."""
+    d, args, slo = case.d, case.args, min(plan.load.slo_ttft_s, plan.load.slo_e2e_s)
+    hourly = args.gpu_price and args.gpu_price * d.replica_gpus
+    pays = answer.add("autoscale.scale_to_zero.pays", scale.cold_s <= slo)
+    answer.add("autoscale.scale_to_zero.idle_per_hour", hourly, "$", source="a replica that waits")
+    answer.add("autoscale.scale_to_zero.break_even_gap_s", scale.cold_s, "s", source="a start "
+               "holds the GPUs that long without serving: a shorter gap saves nothing")
+    idle = f"${hourly:.2f} an hour" if hourly else f"{d.replica_gpus} GPU-hours an hour"
+    why = (f"{count(scale.cold_s / slo)} times the SLO of {scaled(slo, 's')}" if not pays else
+           "inside the SLO" if slo < math.inf else "and no SLO on waiting forbids it")
+    lines = [f"the last replica costs {idle} idle; without it the first request waits "
+             f"{count(scale.cold_s)} s, {why}: " + (
+                 f"to zero pays for gaps longer than {count(scale.cold_s)} s" if pays else
+                 "keep 1 while anyone may call, go to zero only in hours that are agreed")]
+    if hourly and args.serverless_price:
+        rate = answer.add("autoscale.scale_to_zero.serverless_below_tok_s",
+                          hourly * MEGA / args.serverless_price / HOUR_S, "tok/s",
+                          "per_hour * 1e6 / price_per_1m / 3600", "where the last replica costs "
+                          "what serverless would", per_hour=hourly,
+                          price_per_1m=args.serverless_price)
+        lines.append(f"below {count(rate)} tok/s serverless at ${args.serverless_price:g} per 1M "
+                     "is cheaper than the last replica, and it can take the first requests")
+    answer.say("TO ZERO", *lines, "to wake from zero takes a signal from the gateway: the engine's "
+               "metrics are gone with it")
+
+
+def selector(case: Case) -> str:
+    """The label selector of this model's series, as PromQL."""
+    return "{model_name=" + json.dumps(hf_id(case.d.model) or case.d.model.name) + "}"
+
+
+def hf_id(model: Model) -> Optional[str]:
+    """The Hugging Face id of a model, where it is known."""
+    row: Mapping[str, Any] = next((r for r in presets().get("models", ())
+                                   if r["name"] == model.name), {})
+    return row.get("id") or (model.name if model.name.count("/") == 1 else None)
+
+
+def quantile_99(histogram: str, of: str) -> str:
+    """PromQL for the p99 of a histogram over five minutes."""
+    return f"histogram_quantile(0.99, sum by (le) (rate({histogram}_bucket{of}[5m])))"
+
+
+def forecast(query: str, scale: Scaling) -> str:
+    """PromQL for what a query will be a lead time ahead, by the trend of at least as long."""
+    minutes = max(10, math.ceil(scale.lead_s / MINUTE_S))
+    return f"predict_linear(({query})[{minutes}m:30s], {scale.lead_s:.0f})"
+
+
+def keda_object(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
+    """The ScaledObject: four Prometheus triggers, of which the one that wants most replicas counts.
+
+    Source: KEDA's ScaledObject specification and Prometheus scaler.
+    """
+    import re
+    names, of, load = METRICS[plan.engine], selector(case), plan.load
+    name = re.sub(r"[^a-z0-9]+", "-", case.d.model.name.lower()).strip("-")[:40] or "model"
+    flight = f"sum({names.running}{of}) + sum({names.waiting}{of})"
+    asked = [("in-flight-ahead", "AverageValue", f"clamp_min({forecast(flight, scale)}, 0)",
+              scale.in_flight),
+             ("in-flight", "AverageValue", flight, scale.in_flight),
+             ("queue", "AverageValue", f"sum({names.waiting}{of})", scale.queue),
+             ("kv", "Value", f"avg({names.kv}{of})", scale.kv)]
+    if load.slo_ttft_s < math.inf:  # without traffic the quantile is NaN, which no scaler takes
+        asked.append(("ttft-p99", "Value", f"({quantile_99(names.ttft, of)} >= 0) or vector(0)",
+                      load.slo_ttft_s))
+    triggers = [{"type": "prometheus", "name": called, "metricType": kind, "metadata": {
+        "serverAddress": "http://prometheus.monitoring.svc:9090", "query": query,
+        "threshold": f"{most:.4g}"}} for called, kind, query, most in asked]
+    behavior = {
+        "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [
+            {"type": "Percent", "value": 100, "periodSeconds": 60}]},
+        "scaleDown": {"stabilizationWindowSeconds": max(300, round(2 * scale.lead_s)), "policies": [
+            {"type": "Pods", "value": 1, "periodSeconds": round(scale.lead_s)}]}}
+    return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": name},
+            "spec": {"scaleTargetRef": {"kind": "Deployment", "name": name},
+                     "pollingInterval": 15, "minReplicaCount": scale.least,
+                     "maxReplicaCount": scale.most,
+                     "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+                     "triggers": triggers}}
+
+
+def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
+    """Prometheus alert rules: SLOs, queue, KV, preemptions, the fleet's limit, silence."""
+    names, of, load = METRICS[plan.engine], selector(case), plan.load
+    flight = f"sum({names.running}{of}) + sum({names.waiting}{of})"
+    best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
+    rows: List[Tuple[str, str, str, str, str]] = []
+    for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
+                                   ("Tpot", names.tpot, load.slo_tpot_s)):
+        if slo_s < math.inf:
+            text = "TTFT" if what == "Ttft" else names.tpot_text
+            rows.append((f"{what}P99AboveSlo", f"{quantile_99(histogram, of)} > {slo_s:.4g}", "5m",
+                         "page", f"{text} p99 is above the SLO of {scaled(slo_s, 's')}"))
+    rows += [
+        ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > {scale.queue}", "2m", "page",
+         f"more than {scale.queue} wait on each replica: the TTFT SLO has no room for it"),
+        ("KvCacheNearlyFull", f"max({names.kv}{of}) > {KV_ALERT}", "5m", "ticket",
+         "a replica's KV pool is nearly full: it will preempt"),
+        ("Preemptions", f"{names.preempted.replace('{of}', of)} > 0", "5m", "ticket",
+         "sequences lose their KV cache and are computed again: more replicas, or a lower "
+         "max-num-seqs"),
+        ("CapacityRunsOutWithinLeadTime", f"{forecast(flight, scale)} > {best * scale.most:.4g}",
+         "2m", "page",
+         f"in {scale.lead_s:.0f} s more will be in flight than {scale.most} replicas sustain"),
+        ("NoMetrics", f"absent({names.running}{of})", "5m", "page",
+         "no replica reports its metrics")]
+    return {"groups": [{"name": "llm-serving", "rules": [
+        {"alert": name, "expr": expr, "for": held, "labels": {"severity": severity},
+         "annotations": {"summary": summary}} for name, expr, held, severity, summary in rows]}]}
+
+
+def yaml_lines(value: Any, indent: str = "") -> List[str]:
+    """Nested dicts and lists as YAML; scalars as JSON, which YAML reads alike."""
+    lines: List[str] = []
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(inner, (dict, list)):
+                lines += [f"{indent}{key}:", *yaml_lines(inner, indent + "  ")]
+            else:
+                lines.append(f"{indent}{key}: {json.dumps(inner)}")
+    else:
+        for inner in value:
+            first, *rest = yaml_lines(inner, indent + "  ")
+            lines += [f"{indent}- {first.lstrip()}", *rest]
+    return lines
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -4635,6 +4905,7 @@ SECTIONS = (
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
     Section("", say_binds), Section("", say_plan), Section("measured", say_measured),
+    Section("autoscale", say_autoscale),
 )
 
 
@@ -4651,7 +4922,8 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
                                      plan=load and plan_of(d, load, cal, engine))
     answer = Answer()
     for section in SECTIONS:
-        if not section.flags or any(getattr(args, f) is not None for f in section.flags.split()):
+        asked = [getattr(args, name) for name in section.flags.split()]
+        if not asked or any(value is not None and value is not False for value in asked):
             section.say(case, answer)
     return answer
 
@@ -4905,6 +5177,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+        Flag("--autoscale", None, "", "signals, thresholds, a KEDA ScaledObject and Prometheus "
+             "alert rules for the plan"),
         Flag("--measured", word, "DIR", "a loadgen run folder beside bound and expectation; "
              "without a model, the deployment of its deploy.json"),
     ),

@@ -1,9 +1,11 @@
 """What leaves as a file, and what comes back: --save, --measured, --autoscale, --defend."""
 
+import importlib
 import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -12,7 +14,7 @@ from typing import Any, Callable
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
 import loadgen
-from tests.test_capacity import run
+from tests.test_capacity import ask, run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DENSE = "llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --input-len 2000 --output-len 300"
@@ -266,12 +268,105 @@ class Measured(unittest.TestCase):
 
     def test_every_formula_gives_its_value(self) -> None:
         seen = 0
-        for step in answer_to(f"--measured {RUN} --rate 20").steps:
-            if step.formula and step.key.startswith("measured."):
-                found = eval(step.formula, {}, dict(step.numbers))
-                self.assertAlmostEqual(found, step.value, msg=step.key)
-                seen += 1
-        self.assertEqual(seen, 4)
+        for line in (f"--measured {RUN} --rate 20 --slo-ttft-ms 900 --autoscale "
+                     "--gpu-price 2 --serverless-price 1", f"{PLAN} --autoscale"):
+            for step in answer_to(line).steps:
+                if step.formula and step.key.startswith(("measured.", "autoscale.")):
+                    found = eval(step.formula, {"max": max, "min": min}, dict(step.numbers))
+                    self.assertAlmostEqual(found, step.value, msg=step.key)
+                    seen += 1
+        self.assertGreater(seen, 18)
+
+
+PLAN = (f"{DENSE} --rate 20 --mean-rate 8 --shared-prefix-len 1500 --slo-ttft-ms 800 "
+        "--slo-tpot-ms 50")
+
+
+class Autoscale(unittest.TestCase):
+    def test_the_lead_time_is_longer_than_the_cold_start(self) -> None:
+        for more in ("", " --storage 100MB/s", " --storage 7GB/s --pull-s 0 --init-s 34"):
+            found = ask(PLAN + more + " --autoscale")["autoscale"]
+            self.assertGreater(found["lead_s"], found["cold_start_s"] + 59, more)
+            self.assertIn(f", {found['lead_s']:.0f})", found["keda"], more)
+
+    def test_what_was_not_given_is_said_to_be_assumed(self) -> None:
+        found = ask(PLAN + " --autoscale")["autoscale"]
+        self.assertEqual(len(found["assumed"]), 3)
+        self.assertAlmostEqual(found["cold_start_s"], 60 + 70.6 + 200)
+        given = ask(PLAN + " --storage 7GB/s --pull-s 0 --init-s 34 --autoscale")["autoscale"]
+        self.assertEqual(given["assumed"], [])
+        self.assertAlmostEqual(given["cold_start_s"], 70.6 / 7 + 34)
+
+    def test_replicas_run_from_the_mean_rate_to_the_plan_with_its_spare(self) -> None:
+        answer = ask(PLAN + " --autoscale")
+        found, plan = answer["autoscale"], answer["plan"]
+        self.assertEqual(found["max_replicas"], plan["replicas"] + plan["spares"])
+        self.assertEqual(found["min_replicas"],
+                         math.ceil(8 / plan["rate_per_replica_rps"] / 0.7))
+
+    def test_a_stricter_ttft_leaves_less_room_for_a_queue(self) -> None:
+        queues = [ask(f"{DENSE} --rate 20 --slo-ttft-ms {ms} --slo-tpot-ms 80 --autoscale")
+                  ["autoscale"]["queue_per_replica"] for ms in (1000, 4000)]
+        self.assertLess(queues[0], queues[1])
+
+    def test_every_engine_is_asked_by_its_own_names(self) -> None:
+        for engine, prefix in (("vllm", "vllm:"), ("sglang", "sglang:"), ("trtllm", "trtllm_")):
+            found = ask(f"{PLAN} --engine {engine} --autoscale")["autoscale"]
+            for signal in found["signals"]:
+                self.assertIn(prefix, signal["query"], engine)
+                self.assertNotIn("gpu_util", signal["query"].lower())
+            self.assertIn(f"absent({prefix}", found["alerts"])
+
+    def test_scaling_to_zero_pays_only_where_a_cold_start_is_tolerated(self) -> None:
+        strict = ask(PLAN + " --gpu-price 2.5 --serverless-price 0.9 --autoscale")["autoscale"]
+        self.assertFalse(strict["scale_to_zero"]["pays"])
+        self.assertEqual(strict["scale_to_zero"]["idle_per_hour"], 5)
+        self.assertAlmostEqual(strict["scale_to_zero"]["serverless_below_tok_s"],
+                               5 / 0.9e-6 / 3600)
+        batch = ask("llama-3.1-8b --workload batch --rate 5 --autoscale")["autoscale"]
+        self.assertTrue(batch["scale_to_zero"]["pays"])
+
+    def test_without_a_load_there_is_nothing_to_scale(self) -> None:
+        self.assertIsNone(ask("llama-3.1-8b --autoscale")["autoscale"])
+        self.assertIsNone(ask("llama-3.1-70b -tp 2 --weights bf16 --rate 50 --input-len 8000 "
+                              "--output-len 100 --slo-ttft-ms 1 --autoscale")["autoscale"])
+
+    def test_yaml_scalars_are_json(self) -> None:
+        tree = {"a": [{"b": 'x "y" #', "c": {"d": 1}}, {"b": "no"}]}
+        self.assertEqual(capacity.yaml_lines(tree), [
+            "a:", '  - b: "x \\"y\\" #"', "    c:", "      d: 1", '  - b: "no"'])
+
+    def test_a_yaml_parser_reads_both_texts(self) -> None:
+        yaml = optional("yaml")
+        found = ask(PLAN + " --autoscale")["autoscale"]
+        keda, rules = yaml.safe_load(found["keda"]), yaml.safe_load(found["alerts"])
+        self.assertEqual(keda["kind"], "ScaledObject")
+        self.assertEqual([t["metadata"]["query"] for t in keda["spec"]["triggers"]],
+                         [s["query"] for s in found["signals"]])
+        self.assertEqual(len(rules["groups"][0]["rules"]), 7)
+
+    def test_promtool_takes_the_rules_and_the_queries(self) -> None:
+        if not shutil.which("promtool"):
+            self.skipTest("promtool is not on the PATH")
+        for engine in capacity.ENGINES:
+            found = ask(f"{PLAN} --engine {engine} --autoscale")["autoscale"]
+            queries = {"groups": [{"name": "q", "rules": [
+                {"record": f"q{i}", "expr": s["query"]} for i, s in enumerate(found["signals"])]}]}
+            for rules in (found["alerts"], json.dumps(queries)):
+                with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+                    file.write(rules)
+                    file.flush()
+                    done = subprocess.run(["promtool", "check", "rules", file.name], text=True,
+                                          capture_output=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+
+def optional(module: str) -> Any:
+    """A module that the tests can do without: they are skipped where it is absent."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise unittest.SkipTest(f"no {module} here") from None
 
 
 if __name__ == "__main__":
