@@ -2865,6 +2865,7 @@ class Case(NamedTuple):
     cal: Calibration = UNFITTED
     plan: Optional[Plan] = None  # where a load or SLO is asked about
     ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
+    tables: Mapping[str, Any] = {}  # of presets.json
 
     @property
     def step(self) -> StepTime:
@@ -4296,7 +4297,7 @@ def say_save(case: Case, answer: Answer) -> None:
     answer.add("saved", {
         "model": {"name": d.model.name, "params": d.model.params,
                   "active_params": d.model.active_params,
-                  "id": hf_id(d.model)},
+                  "id": hf_id(d.model, case.tables)},
         "hardware": {"gpu": d.gpu.name, "count": d.gpus, "replica_gpus": d.replica_gpus,
                      **{n: getattr(d, n) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util")}},
         "precision": {"weights": d.weights.name, "kv": d.kv.name, "compute": d.compute},
@@ -4789,12 +4790,13 @@ def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) ->
 
 def selector(case: Case) -> str:
     """The label selector of this model's series, as PromQL."""
-    return "{model_name=" + json.dumps(hf_id(case.d.model) or case.d.model.name) + "}"
+    return ("{model_name=" + json.dumps(hf_id(case.d.model, case.tables) or case.d.model.name)
+            + "}")
 
 
-def hf_id(model: Model) -> Optional[str]:
+def hf_id(model: Model, tables: Mapping[str, Any]) -> Optional[str]:
     """The Hugging Face id of a model, where it is known."""
-    row: Mapping[str, Any] = next((r for r in presets().get("models", ())
+    row: Mapping[str, Any] = next((r for r in tables.get("models", ())
                                    if r["name"] == model.name), {})
     return row.get("id") or (model.name if model.name.count("/") == 1 else None)
 
@@ -4889,6 +4891,375 @@ def yaml_lines(value: Any, indent: str = "") -> List[str]:
     return lines
 
 
+# --defend: each hard question answered twice, from this deployment's own figures.
+
+READING_TOK_S = 238 / MINUTE_S / 0.75  # 238 words a minute (Brysbaert 2019), 0.75 words a token
+SPEC_ASSUMED = (0.8, 3)  # acceptance and drafted tokens where none were given
+EVAL = "accuracy: to be measured on your eval set"
+SHORT_OF = {"kv": "there is no memory for another conversation and requests wait",
+            "max_num_seqs": "requests wait, by the limit that was set",
+            "ttft": "the first word comes later than your target",
+            "tpot": "the words come slower than your target",
+            "e2e": "answers take longer than your target"}
+
+
+class Stand(NamedTuple):
+    """Where a deployment is defended: its batch and times, with or without a load."""
+
+    case: Case
+    batch: int
+    step_s: float  # expected
+    tpot_s: float  # expected, with the prefill mixed in
+    plan: Optional[Plan]
+
+
+class Answered(NamedTuple):
+    """A hard question with its two answers."""
+
+    question: str
+    researcher: str
+    customer: str
+
+
+def stand_of(case: Case) -> Stand:
+    """The operating batch of a replica and its expected times."""
+    batch, plan = operating_batch(case), case.plan
+    step_s = expected_step_s(case.d, batch, case.cal)
+    if plan:
+        tpot = Replica(case.d, plan.load, case.cal).at(batch).tpot_s
+    else:
+        tpot = expected_of(case.d, batch, case.cal).tpot_s if case.d.output_tokens else step_s
+    return Stand(case, batch, step_s, tpot, plan)
+
+
+def why_tpot(at: Stand) -> Answered:
+    """Which bytes and FLOP make the TPOT."""
+    d, cal = at.case.d._replace(mbu=1.0, mfu=1.0), at.case.cal
+    step, bandwidth = decode_step(d, at.batch), d.gpu.bandwidth_bytes_s
+    reads = step.weights_s + step.kv_s
+    side = ("compute" if step.bound_by == "compute" else
+            "memory" if reads > at.step_s / 2 else "memory, though fixed time a layer and traffic "
+            "between GPUs take more")
+    prefill = at.tpot_s - at.step_s
+    mixed = (f", and {scaled(prefill, 's')} of prefill mixed in: TPOT {scaled(at.tpot_s, 's')}"
+             if prefill > 0.01 * at.tpot_s else "")
+    pace = 1 / at.tpot_s / READING_TOK_S
+    reader = (f"{figure(pace, 2)} times as fast as people read" if pace > 1 else
+              f"slower than people read ({figure(READING_TOK_S, 2)})")
+    low_s, high_s = at.tpot_s * cal.low, at.tpot_s * cal.high
+    weights, kv = (seconds * bandwidth / d.pp for seconds in (step.weights_s, step.kv_s))
+    return Answered(
+        f"Why is TPOT {scaled(at.tpot_s, 's')}?",
+        f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B against a "
+        f"ridge of {peak_flop_s(d) / bandwidth:.0f}. {scaled(weights, 'B')} of weights and "
+        f"{scaled(kv, 'B')} of KV a step and GPU at {figure(bandwidth / TERA)} TB/s take "
+        f"{scaled(reads, 's')} at 100%; expected step {scaled(at.step_s, 's')}, "
+        f"{reads / at.step_s:.0%} MBU{mixed} (80% band {scaled(low_s, 's')} to "
+        f"{scaled(high_s, 's')}; {cal.basis})",
+        f"about {figure(1 / at.tpot_s, 2)} tokens a second for each of "
+        f"{counted(at.batch, 'user')} at once, {reader}; an estimate until measured, from "
+        f"{figure(1 / high_s, 2)} to {figure(1 / low_s, 2)}")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in the plural where they are several."""
+    return f"{count(number)} {what}{'s' * (number != 1)}"
+
+
+def intensity(d: Deployment, batch: int) -> float:
+    """FLOP a byte of a decode step. Source: Williams et al. 2009, roofline."""
+    step = decode_step(d, batch, mbu=1.0)
+    return (step.compute_s * peak_flop_s(d) * d.mfu
+            / ((step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s))
+
+
+def why_not_more(at: Stand) -> Answered:
+    """The limit that one more in flight would break."""
+    question, case, plan = "Why not more throughput?", at.case, at.plan
+    d = case.d
+    if plan is None:
+        step_s = expected_step_s(d, case.limit, case.cal)
+        return Answered(
+            question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
+            f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), {count(case.limit / step_s)} "
+            "tok/s expected there; past it the engine queues, or preempts and computes again",
+            f"a replica holds about {case.limit} conversations of full length at once; beyond, "
+            f"{SHORT_OF['kv']}, so we add a replica")
+    best = plan.sustained
+    if best is None:
+        return Answered(question, f"not even one request at a time meets the SLO: {plan.binding} "
+                        f"breaks first; {LIMIT_KNOBS[plan.binding]}", "this setup cannot meet your "
+                        f"target at any load: {SHORT_OF[plan.binding]}")
+    full = best.batch / Replica(d, plan.load, case.cal).kv_seqs
+    tok_s = best.rate_rps * plan.load.output_len.mean
+    return Answered(
+        question, f"past {figure(best.batch)} in flight a replica {LIMIT_NAMES[plan.binding]} "
+        f"gives way: {figure(best.rate_rps)} req/s, {count(tok_s)} tok/s, TPOT "
+        f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, KV pool {full:.0%} "
+        f"full, {best.prefill_share:.0%} of the time prefill",
+        f"beyond about {counted(max(1, int(best.batch)), 'request')} at once on a replica "
+        f"{SHORT_OF[plan.binding]}, so we add a replica")
+
+
+class Change(NamedTuple):
+    """One thing done differently: what it replaces, and what it costs beside money."""
+
+    label: str
+    axis: str  # two changes of one axis do not go together
+    d: Mapping[str, Any]
+    load: Mapping[str, Any]
+    price: str
+
+
+def changed(case: Case, *changes: Change) -> Tuple[Deployment, Optional[Load]]:
+    """The deployment and load after some changes."""
+    d, load = case.d, case.plan and case.plan.load
+    for change in changes:
+        d = d._replace(**change.d)
+        load = load and load._replace(**change.load)
+    return d._replace(compute=d.weights.compute if d.weights.compute in d.gpu.flop_s
+                      else "bf16"), load
+
+
+def bill(case: Case, *changes: Change) -> Optional[float]:
+    """Price of 1M output tokens after some changes [$, GPU-hours where no price is known].
+
+    At the load, in whole replicas; without one, of a replica whose KV pool is full. None where it
+    does not work, or has no price.
+    """
+    d, load = changed(case, *changes)
+    if tp_problem(d.model, d.tp):
+        return None
+    prices = case.args.prices
+    price = price_of(case.args, d.gpu.name) if prices else 1.0
+    cal = calibration_of(d, case.args.engine or "vllm", case.tables)
+    if price is None:
+        return None
+    if load is None:
+        batch = int(memory_of(d).max_seqs)
+        return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
+                      ) if batch else None
+    plan = plan_of(d, load, cal, case.args.engine or "vllm")
+    if not plan.replicas:
+        return None
+    replicas, rate = ((plan.replicas, load.rate_rps) if load.rate_rps
+                      else (1, plan.rate_per_replica_rps))
+    return per_1m(price * replicas * d.replica_gpus, rate * load.output_len.mean)
+
+
+def stored_as(d: Deployment, name: str) -> Dict[str, Any]:
+    """What changes when the weights are stored at a precision by its nominal width."""
+    p = WEIGHTS[name]
+    return {"weights": p, "weight_bytes": p.bytes * d.model.params,
+            "weight_source": f"weights {figure(p.bytes)} B ({name})",
+            "expert_share": expert_param_share(d.model)}
+
+
+def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
+    """What can be done differently, one at a time: precision, GPU, TP, KV, prefix, SLOs."""
+    d, load = case.d, case.plan and case.plan.load
+    found = [Change(f"--weights {name}", "weights", stored_as(d, name), {}, EVAL)
+             for name in ("fp8", "int4", "nvfp4")
+             if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes
+             and (name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s)]
+    if d.kv.bytes > 1:
+        found.append(Change("--kv fp8", "kv", {"kv": KV["fp8"]}, {}, EVAL))
+    found += [Change(f"TP={n}", "tp", {"tp": n}, {}, "")
+              for n in (1, 2, 4, 8) if n != d.tp and d.ep == 1 and not n % d.dcp
+              and n <= d.gpu.domain and not tp_problem(d.model, n)]
+    found += [Change(f"--gpu {row['name']}", "gpu", {"gpu": gpu_of(row, tables["links"])}, {},
+                     "other GPUs") for row in tables.get("gpus", ())
+              if row["name"] in (case.args.prices or {}) and row["name"] != d.gpu.name]
+    if load and not load.shared_tokens:
+        found.append(Change("half of every prompt shared and cached", "prefix", {},
+                            {"shared_tokens": int(load.input_len.mean / 2)}, "prompts must begin "
+                            "alike, and the router must know where"))
+    for name, text in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E")) if load else ():
+        slo_s = getattr(load, f"slo_{name}_s")
+        if slo_s < math.inf:
+            found.append(Change(f"{text} SLO {scaled(2 * slo_s, 's')} instead of "
+                                f"{scaled(slo_s, 's')}", "slo", {}, {f"slo_{name}_s": 2 * slo_s},
+                                "twice the wait allowed"))
+    if load and min(load.slo_tpot_s, load.slo_ttft_s, load.slo_e2e_s) < math.inf:
+        found.append(Change("no SLO at all", "slo", {}, dict.fromkeys(
+            ("slo_tpot_s", "slo_ttft_s", "slo_e2e_s"), math.inf), "batch work only"))
+    return found
+
+
+def why_precision(at: Stand) -> Answered:
+    """What 16 bit would take, or what FP8 would save."""
+    case, d, base = at.case, at.case.d, bill(at.case)
+    bf16_bytes = 2.0 * d.model.params
+    if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
+        there = bill(case, Change("", "weights", {**stored_as(d, "fp8"), "kv": KV["fp8"]}, {}, ""))
+        saves = "FP8 for weights and KV would " + (
+            f"cost {there / base:.2f}x" if base and there else "halve both")
+        return Answered(
+            "Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy question; "
+            f"{saves}; {EVAL}", f"the answers of the original model; {saves}, once your test set "
+            "shows the same answers")
+    wide = {**stored_as(d, "bf16"), "kv": KV["bf16"]}
+    sizes = [n for n in (1, 2, 4, 8) if n >= d.tp and d.ep == 1 and not n % d.dcp
+             and n <= d.gpu.domain and not tp_problem(d.model, n)] or [d.tp]
+    both = next(((n, there, here) for n in sizes
+                 for there in (bill(case, Change("", "", {**wide, "tp": n}, {}, "")),)
+                 for here in (bill(case, Change("", "", {"tp": n}, {}, "")),) if there and here),
+                None)
+    more = f"in 16 bit it does not do on this GPU, up to TP={sizes[-1]}"
+    told = "without it this kind of GPU would not do"
+    if both:
+        n, there, here = both
+        more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
+                f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
+        told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
+                f"without it each replica takes {n // d.tp} times the GPUs")
+    parts: List[str] = []
+    if d.weight_bytes < 0.99 * bf16_bytes:
+        parts.append(f"{figure(d.weight_bytes / GIGA)} GB of weights to hold and to read instead "
+                     f"of {figure(bf16_bytes / GIGA)}, {d.compute.upper()} arithmetic")
+    if d.kv.bytes < 2:
+        each, plain = (sequence_bytes(d._replace(kv=kv), d.ctx_tokens) / d.ctx_tokens
+                       for kv in (d.kv, KV["bf16"]))
+        parts.append(f"{scaled(each, 'B')} of KV a token and GPU instead of {scaled(plain, 'B')}")
+    native = d.weight_bytes == d.model.weight_bytes or d.weights.name == d.model.native
+    same = ("the model as its makers publish it" if native and d.kv.bytes == 2 else
+            "the same answers, which your own test set has to show before launch")
+    return Answered(
+        f"Why {d.weights.name.upper()} weights and {d.kv.name.upper()} KV?",
+        f"{'; '.join(parts)}; {more}. " + (
+            "The weights are the checkpoint's own" if native else "The accuracy delta is to be "
+            "measured on your eval set: no figure here knows it"),
+        f"{same}; {told}")
+
+
+def why_speculation(at: Stand) -> Answered:
+    """Whether drafting pays at this batch, by the step-time equation."""
+    d, args = at.case.d, at.case.args
+    alpha, gamma = SPEC_ASSUMED if args.spec_accept is None else (args.spec_accept,
+                                                                  args.spec_tokens)
+    gain = speculative_speedup(d, at.batch, alpha, gamma, args.spec_cost)
+    ranges = losing_batches(d, alpha, gamma, args.spec_cost)
+    longer = (decode_step(d, at.batch, tokens_per_seq=gamma + 1).step_s
+              / decode_step(d, at.batch).step_s)
+    assumed = " assumed" if args.spec_accept is None else ""
+    users = at.tpot_s / (at.step_s / gain + at.tpot_s - at.step_s)  # prefill is no faster
+    above = next((first for first, _ in ranges if first > at.batch), None)
+    until = f", up to about {count(above)} at once" if above else ""
+    return Answered(
+        "Why speculative decoding?" if gain > 1 else "Why not speculative decoding?",
+        f"batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B, the ridge is "
+        f"{peak_flop_s(d) / d.gpu.bandwidth_bytes_s:.0f}: checking {gamma + 1} positions takes "
+        f"{longer:.2f}x the step for {tokens_a_step(alpha, gamma):.2f} tokens, {gain:.2f}x with "
+        f"the drafter (acceptance {alpha:g}{assumed}), {users:.2f}x on the TPOT, prefill in it; "
+        f"{ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory comes on top",
+        f"it would make each answer up to {figure(users, 2)} times as fast at this load without "
+        f"changing it{until}; to be promised after a measurement on your traffic" if gain > 1 else
+        "at this load checking the guesses costs more than they save; it helps in quiet hours, and "
+        "is kept to them")
+
+
+def why_replicas(at: Stand) -> Answered:
+    """The division behind the number of replicas, with its margins."""
+    plan, d = at.plan, at.case.d
+    if plan and plan.sustained is None:
+        return Answered(
+            "Why no number of replicas?", f"one request alone breaks {LIMIT_NAMES[plan.binding]}, "
+            f"and replicas share nothing; {LIMIT_KNOBS[plan.binding]}",
+            "more of the same does not answer any single request sooner")
+    if plan is None or plan.load.rate_rps is None:
+        held = f"; one sustains {figure(plan.rate_per_replica_rps)} req/s" if plan else ""
+        return Answered(
+            f"Why {counted(d.replicas, 'replica')}?",
+            f"as the flags say{held}; --rate and an SLO make a plan",
+            f"it is the least that can be bought{held}; your traffic decides how many")
+    rate, each = figure(plan.load.rate_rps), figure(plan.rate_per_replica_rps)
+    return Answered(
+        f"Why {counted(plan.replicas, 'replica')}?",
+        f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. {each} "
+        f"req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it a burst of "
+        f"{1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in flight, "
+        f"{count(plan.kv_tokens_needed)} KV tokens of "
+        f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
+        f"one replica serves {each} requests a second within your targets; we load it to "
+        f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
+        f"{plan.replicas}, and {plan.spares} more so that a failure is not noticed")
+
+
+def why_not_half(at: Stand) -> Answered:
+    """Every single change, then pairs, against half the price."""
+    case, base = at.case, bill(at.case)
+    question = "What would halve the cost?"
+    changes = single_changes(case, case.tables)
+    ones = billed(case, [(change,) for change in changes], base)
+    if base is None:
+        works = ", ".join(way_text(way) for _, way in ones[:4])
+        none = (f"--gpu-price has none for {case.d.gpu.name}, so there is no cost to halve"
+                if case.args.prices and not case.args.gpu_price else
+                "nothing to halve: as it is, no number of replicas holds the load; with one change "
+                + (f"it would: {works}" if works else "neither"))
+        return Answered(question, none, none)
+    halved = [row for row in ones if row[0] <= 0.5]
+    twos = [] if halved else billed(case, [(a, b) for i, a in enumerate(changes)
+                                           for b in changes[i + 1:] if a.axis != b.axis], base)
+    shown = halved[:4] or [row for row in ones[:2] + twos[:1] if row[0] < 0.99]
+    if not shown:
+        none = f"nothing that was tried makes it cheaper ({len(ones)} single changes, and pairs)"
+        return Answered(question, none, none)
+    texts = [f"{way_text(way)} {share:.2f}x{change_price(case, way)}" for share, way in shown]
+    share, way = min(shown, key=lambda row: row[0])
+    said = f"{way_text(way)} would bring it to {share:.0%}"
+    told = (said if halved else f"no single step does, but {said}" if share <= 0.5 else
+            f"no single step does, nor do two; {said}")
+    asks = "; ".join(dict.fromkeys(change.price for change in way if change.price))
+    return Answered(
+        question, ("" if halved else "no single change does. The nearest, and the best pair: ")
+        + f"{'; '.join(texts)}. {len(ones)} single changes tried, in "
+        f"{'dollars' if case.args.prices else 'GPU-hours'} per 1M output tokens",
+        told + (f". What it asks: {asks}" if asks else ""))
+
+
+def billed(case: Case, ways: Sequence[Tuple[Change, ...]], base: Optional[float]
+           ) -> List[Tuple[float, Tuple[Change, ...]]]:
+    """Those of the ways that work, with their price over the base's, the cheapest first."""
+    found = [(cost / (base or 1.0), way) for way in ways for cost in (bill(case, *way),) if cost]
+    return sorted(found, key=lambda row: row[0])
+
+
+def way_text(way: Sequence[Change]) -> str:
+    """Some changes by name."""
+    return " with ".join(change.label for change in way)
+
+
+def change_price(case: Case, way: Sequence[Change]) -> str:
+    """What some changes cost beside money: the TPOT they end at, and words."""
+    d, load = changed(case, *way)
+    words = [c.price for c in way if c.price]
+    if load:
+        plan = plan_of(d, load, calibration_of(d, case.args.engine or "vllm", case.tables), "")
+        if plan.steady:
+            words.append(f"TPOT {scaled(plan.steady.tpot_s, 's')}")
+    return f" ({'; '.join(dict.fromkeys(words))})" if words else ""
+
+
+DEFENCES = (why_tpot, why_not_more, why_precision, why_speculation, why_replicas, why_not_half)
+
+
+def say_defend(case: Case, answer: Answer) -> None:
+    """The hard questions, answered for a researcher and for a customer."""
+    if not case.memory.fits:
+        answer.add("defend", [])
+        answer.say("DEFEND", "it does not start, so there is nothing to defend; see WOULD DO")
+        return
+    at = stand_of(case)
+    found = [why(at) for why in DEFENCES]
+    answer.add("defend", [one._asdict() for one in found])
+    answer.lines += ["", "DEFEND       expected figures are estimates until measured"]
+    for one in found:
+        answer.lines.append(one.question)
+        answer.say("  researcher", one.researcher)
+        answer.say("  customer", one.customer)
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -4905,7 +5276,7 @@ SECTIONS = (
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
     Section("", say_binds), Section("", say_plan), Section("measured", say_measured),
-    Section("autoscale", say_autoscale),
+    Section("autoscale", say_autoscale), Section("defend", say_defend),
 )
 
 
@@ -4918,7 +5289,7 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
     cal = calibration_of(d, engine, tables)
-    case = case_of(d, args)._replace(cal=cal, ranked=ranked,
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables,
                                      plan=load and plan_of(d, load, cal, engine))
     answer = Answer()
     for section in SECTIONS:
@@ -5177,6 +5548,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+        Flag("--defend", None, "", "the hard questions answered twice, for a researcher and for a "
+             "customer"),
         Flag("--autoscale", None, "", "signals, thresholds, a KEDA ScaledObject and Prometheus "
              "alert rules for the plan"),
         Flag("--measured", word, "DIR", "a loadgen run folder beside bound and expectation; "

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -359,6 +360,86 @@ class Autoscale(unittest.TestCase):
                     done = subprocess.run(["promtool", "check", "rules", file.name], text=True,
                                           capture_output=True, check=False)
                 self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class Defend(unittest.TestCase):
+    def asked(self, line: str) -> Any:
+        """The researcher's and the customer's answers, by the order of the questions."""
+        found = ask(line + " --defend")["defend"]
+        for one in found:
+            self.assertEqual(set(one), {"question", "researcher", "customer"})
+        return found
+
+    def test_six_questions_are_answered_twice_for_every_kind_of_deployment(self) -> None:
+        for line in (*MODELS, PLAN, "llama-3.1-8b", "deepseek-v3 --gpu h200 -tp 8 --rate 2 "
+                     "--workload agent", "llama-3.1-70b --rate 20 --workload chat",
+                     "llama-3.1-70b -tp 2 --weights fp8 --rate 20 --workload rag",
+                     "--params 8e9 --layers 32 --kv-heads 8 --head-dim 128"):
+            found = self.asked(line)
+            self.assertEqual(len(found), 6, line)
+            for one in found:
+                self.assertTrue(one["question"].endswith("?"), line)
+                self.assertGreater(min(len(one["researcher"]), len(one["customer"])), 20, line)
+                for jargon in ("FLOP", "MBU", "ridge", "prefill"):
+                    self.assertNotIn(jargon, one["customer"], line)
+
+    def test_tpot_is_explained_by_the_bytes_of_a_step(self) -> None:
+        tpot = self.asked("llama-3.1-70b -tp 2 --weights fp8 --kv fp8")[0]
+        for part in ("bound by memory", "batch 59", "32.88 GiB of weights", "18.44 GiB of KV",
+                     "3.35 TB/s", "16.45 ms at 100%", "MBU"):
+            self.assertIn(part, tpot["researcher"])
+
+    def test_speculation_pays_at_batch_60_where_the_formulas_say_so(self) -> None:
+        found = self.asked("llama-3.1-70b -tp 2 --weights fp8 --kv fp8")[3]
+        self.assertEqual(found["question"], "Why speculative decoding?")
+        self.assertIn("76 FLOP/B, the ridge is 591", found["researcher"])
+        lost = self.asked("llama-3.1-8b --gpu l40s --ctx 512 --spec-accept 0.3")[3]
+        self.assertEqual(lost["question"], "Why not speculative decoding?")
+
+    def test_prefill_is_no_faster_with_a_drafter(self) -> None:
+        """The promise to the customer is less than the speed-up of the step alone."""
+        found = self.asked(f"{DENSE} --rate 20 --slo-ttft-ms 3000 --slo-tpot-ms 100")[3]
+        step, tpot = re.findall(r"([0-9.]+)x (?:with|on)", found["researcher"])
+        self.assertLess(float(tpot), float(step))
+        self.assertIn(f"up to {float(tpot):.1f} times", found["customer"])
+
+    def test_a_single_change_costs_what_the_plan_of_that_change_says(self) -> None:
+        line = ("llama-3.1-70b -tp 4 --rate 20 --input-len 1000 --output-len 500 --slo-tpot-ms 30 "
+                "--gpu-price h100=2.5,h200=3.2")
+        costs = [ask(f"{line} {more}")["plan"]["cost_per_1m_output"] for more in (
+            "", "--weights fp8", "--weights int4", "--kv fp8", "--gpu h200")]
+        args = capacity.parse_args((line + " --defend").split())
+        tables = capacity.presets()
+        d = capacity.deployment_of(args, tables)
+        case = capacity.case_of(d, args)._replace(tables=tables)
+        load = capacity.load_of(args)
+        self.assertIsNotNone(load)
+        case = case._replace(cal=capacity.calibration_of(d, "vllm", tables))
+        case = case._replace(plan=capacity.plan_of(d, load, case.cal, "vllm"))
+        changes = {c.label: c for c in capacity.single_changes(case, tables)}
+        bills = [capacity.bill(case)] + [capacity.bill(case, changes[name]) for name in (
+            "--weights fp8", "--weights int4", "--kv fp8", "--gpu h200")]
+        for found, wanted in zip(bills, costs):
+            self.assertAlmostEqual(found, wanted, places=6)
+
+    def test_what_halves_the_cost_says_so_and_what_it_asks(self) -> None:
+        found = self.asked("llama-3.1-70b -tp 4 --gpu-price 2.5")[5]
+        self.assertIn("--kv fp8", found["researcher"])
+        self.assertIn("eval set", found["customer"])
+        shares = [float(x) for x in re.findall(r"([0-9.]+)x", found["researcher"])]
+        if "no single change" in found["researcher"]:
+            self.assertGreater(min(shares[:2]), 0.5)
+        else:
+            self.assertLessEqual(max(shares), 0.5)
+
+    def test_an_impossible_slo_is_not_defended(self) -> None:
+        found = self.asked(f"{DENSE} --rate 20 --slo-ttft-ms 1")
+        self.assertIn("not even one request", found[1]["researcher"])
+        self.assertEqual(found[4]["question"], "Why no number of replicas?")
+        self.assertIn("nothing to halve", found[5]["customer"])
+
+    def test_what_does_not_start_is_not_defended(self) -> None:
+        self.assertEqual(self.asked("llama-3.1-70b"), [])
 
 
 def optional(module: str) -> Any:
