@@ -4197,9 +4197,10 @@ def candidate_text(c: Candidate) -> str:
 # What leaves for other tools (--save, --autoscale), and what comes back and is explained
 # (--measured, --defend).
 
-BLOCK_TOKENS = 16  # of a KV block (vLLM's default)
+KV_BLOCK_TOKENS = 16  # vLLM's default
 ENDLESS = 1e9  # a rate this many times the GPU's makes a term vanish
-NOT_SAVED = ("save", "measured", "compare", "json", "explain", "list", "autoscale", "defend")
+NOT_SAVED = ("save", "measured", "compare", "json", "explain", "list", "flags", "autoscale",
+             "defend", "from", "startup-log")
 
 
 def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float]:
@@ -4218,24 +4219,23 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
             flop_s={kind: rate * (1 if sums else ENDLESS) for kind, rate in d.gpu.flop_s.items()})
         return expected_step_s(d._replace(gpu=fast, history_tokens=history), seqs, cal)
 
-    fixed = step(batch, False, False)
-    one = step(1, False, False)
-    each = max(0.0, fixed - one) / (batch - 1) if batch > 1 else min(cal.sequence_s, one)
+    fixed, one, more = (step(seqs, False, False) for seqs in (batch, 1, max(2, batch)))
+    each = min(one, max(0.0, more - one) / (max(2, batch) - 1))
     nothing_read, all_read = step(batch, True, False, 0.0), step(batch, True, False)
     return {
         "weights_s": nothing_read - fixed,
         "kv_s_per_token": (all_read - nothing_read) / (batch * d.history_tokens),
         "flop_s_per_token": (step(batch, False, True) - fixed) / batch,
         "prefill_s_per_token": expected_prefill_s(d, d.prompt_tokens, cal) / d.prompt_tokens,
-        "sequence_s": each, "overhead_s": max(0.0, one - each)}
+        "sequence_s": each, "overhead_s": one - each}
 
 
 def serving_profile(case: Case) -> Dict[str, Any]:
     """loadgen's Profile of one replica: its step at the operating batch, and its limits."""
     limits = serving_limits(case)
     return {**step_profile(case.d, operating_batch(case), case.cal),
-            **limits, "block_tokens": BLOCK_TOKENS,
-            "num_blocks": max(1, int(case.memory.max_seqs * case.d.ctx_tokens) // BLOCK_TOKENS),
+            **limits, "block_tokens": KV_BLOCK_TOKENS,
+            "num_blocks": max(1, int(case.memory.max_seqs * case.d.ctx_tokens) // KV_BLOCK_TOKENS),
             "prefix_caching": True}
 
 
@@ -4347,8 +4347,9 @@ def write_json(path: str, value: Any) -> None:
 # --measured: a loadgen run folder beside the bound and the expectation.
 
 NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
-TOLD = ("rate_rps", "offered_rate_rps", "completed", "in_flight_mean", "output_tok_s",
-        "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50", "ttft_s.p99")
+TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
+        "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
+        "ttft_s.p99")
 
 
 def read_run(folder: str) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
@@ -4441,10 +4442,10 @@ def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str,
         "verdict": str(run.get("verdict")), "batch": batch,
         **{name.replace("_s.p50", "_p50_s").replace("_s.p99", "_p99_s"): told_number(run, name)
            for name in TOLD},
-        "bound_tpot_s": step.step_s, "bound_output_tok_s": seqs * d.replicas / step.step_s,
+        "bound_tpot_s": step.step_s, "bound_output_tok_s": batch * d.replicas / step.step_s,
         "expected_tpot_s": expected.tpot_s, "expected_tpot_low_s": expected.tpot_low_s,
         "expected_tpot_high_s": expected.tpot_high_s, "expected_ttft_s": expected.ttft_s,
-        "expected_output_tok_s": seqs * d.replicas / expected.tpot_s,
+        "expected_output_tok_s": batch * d.replicas / expected.tpot_s,
         "implied_mbu": None, "implied_mfu": None}
     tpot, attained = row["tpot_p50_s"], row["attainment"]
     if tpot and tpot < math.inf:
@@ -4497,12 +4498,13 @@ def say_measured(case: Case, answer: Answer) -> None:
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
-    answer.lines.extend("  " + line for line in render_table(MEASURED, rows))
+    answer.lines.extend("  " + line for line in render_table(
+        MEASURED, (dict(row, name=run_name(row)) for row in rows)))
     for row in rows:
         if row["verdict"] in NOT_TRUSTED:
             why = ("the queue grew, so its latencies are of the run's length"
                    if row["verdict"] == "UNSTABLE" else "the client was the limit")
-            answer.say("", f"rate {run_name(row)} is {row['verdict']}: {why}; not an operating "
+            answer.say("", f"{run_name(row)} is {row['verdict']}: {why}; not an operating "
                        "point")
     good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
     point = max(good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0),
@@ -4534,7 +4536,7 @@ def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> No
                "of decode, and of the prefill mixed into the step",
                flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak, peak=peak,
                tpot_s=tpot)
-    answer.say("IMPLIED", f"at rate {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
+    answer.say("IMPLIED", f"at {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
                f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
                f"{scaled(tpot, 's')} at batch {seqs}")
 
@@ -4553,7 +4555,7 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
         answer.say("OPERATING", "no run that can be trusted meets the SLO: no operating point, so "
                    "no cost and no replicas; measure at a lower rate")
         return
-    lines = [f"rate {run_name(point)}: {figure(point['output_tok_s'] or 0.0)} tok/s"
+    lines = [f"{run_name(point)}: {figure(point['output_tok_s'] or 0.0)} tok/s"
              + (f", goodput {figure(goodput)} req/s" if goodput else ", no SLO was judged")]
     if price and point["output_tok_s"]:
         cost = answer.add("measured.cost_per_1m_output", per_1m(price * d.gpus,
@@ -4573,7 +4575,10 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
                      f"{HEADROOM} = {number} replicas")
     else:
         answer.add("measured.replicas", None)
-    if goodput:
+    if point["rate_rps"] is None:
+        lines.append("no rate was offered: such a run slows its own arrivals and never queues; "
+                     "size from an open-loop one")
+    elif goodput:
         failed = [row["rate_rps"] or math.inf for row in rows
                   if row["verdict"] == "UNSTABLE" or row["meets_slo"] is False]
         knee = (f"between this rate and {figure(min(failed))}" if failed and min(failed) < math.inf
@@ -4590,16 +4595,21 @@ def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
     answer.add("measured.binding", term)
     tpot, low, high = (row[key] for key in ("tpot_p50_s", "expected_tpot_low_s",
                                             "expected_tpot_high_s"))
+    rest = tpot - sum(terms.values())  # of the bound: no efficiency, no fixed time
     where = ("inside the expected band" if low <= tpot <= high else
              f"{tpot / row['expected_tpot_s'] - 1:+.0%} against the expectation, outside its band")
+    lost = (f"; {scaled(rest, 's')} is in no term at 100%: efficiency, fixed time a layer, "
+            "scheduling" if rest > terms[term] else "")
     answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
-               f"{scaled(tpot, 's')} measured, {where}. Better: "
+               f"{scaled(tpot, 's')} measured, {where}{lost}. Better: "
                f"{', '.join(term_knobs(case.d, term))}.")
 
 
 def run_name(row: Mapping[str, Any]) -> str:
-    """How a run is called: its rate, or that it was a closed loop."""
-    return "none (closed loop)" if row["rate_rps"] is None else figure(row["rate_rps"])
+    """How a run is called: by its rate, or by its users where it was a closed loop."""
+    rate, users = row["rate_rps"], row["concurrency"]
+    return (f"rate {figure(rate)}" if rate else f"concurrency {figure(users)}" if users else
+            "all at once")
 
 
 def told_ms(value: Any) -> str:
@@ -4608,14 +4618,14 @@ def told_ms(value: Any) -> str:
 
 
 MEASURED = (
-    Column("rate_rps", "rate", figure), Column("in_flight_mean", "in flight", figure),
+    Column("name", "run", str), Column("in_flight_mean", "flight", figure),
     Column("batch", "batch", figure), Column("bound_tpot_s", "TPOT bound", in_ms),
-    Column("expected_tpot_s", "expected", in_ms), Column("tpot_p50_s", "p50", told_ms),
+    Column("expected_tpot_s", "exp.", in_ms), Column("tpot_p50_s", "p50", told_ms),
     Column("expected_ttft_s", "TTFT exp.", in_ms), Column("ttft_p50_s", "p50", told_ms),
     Column("ttft_p99_s", "p99", told_ms), Column("bound_output_tok_s", "tok/s bound", count),
-    Column("expected_output_tok_s", "expected", count),
-    Column("output_tok_s", "measured", count), Column("implied_mbu", "MBU", "{:.0%}".format),
-    Column("implied_mfu", "MFU", "{:.0%}".format), Column("verdict", "verdict", str))
+    Column("expected_output_tok_s", "exp.", count), Column("output_tok_s", "got", count),
+    Column("implied_mbu", "MBU", "{:.0%}".format), Column("implied_mfu", "MFU", "{:.0%}".format),
+    Column("verdict", "", str))
 
 
 # --autoscale: signals and thresholds from the plan, as a KEDA ScaledObject and Prometheus rules.
@@ -5284,7 +5294,7 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
     """The whole answer about one deployment; about the cheapest one where a search is asked."""
     engine, load = args.engine or "vllm", load_of(args)
     ranked: List[Candidate] = []
-    if load and not {"tp", "weights", "weight_bytes"} & args.given:
+    if load and not args.measured and not {"tp", "weights", "weight_bytes"} & args.given:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
