@@ -4263,6 +4263,8 @@ def flag_text(name: str, value: Any) -> Any:
         return f"hist:{portable(path)}" if kind == "hist" else value.text
     if isinstance(value, Link):
         return value.name
+    if isinstance(value, tuple):  # a version
+        return ".".join(map(str, value))
     return portable(value) if name == "config" else value
 
 
