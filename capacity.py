@@ -25,10 +25,12 @@ import json
 import math
 import os
 import sys
+from functools import lru_cache
 from typing import (
     Any,
     Callable,
     Dict,
+    FrozenSet,
     Iterable,
     List,
     Mapping,
@@ -419,6 +421,7 @@ class Model(NamedTuple):
     vision_params: int  # rough size of a vision tower, not in params
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
+    quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
 
 
 DEFAULTS: Row = {
@@ -1578,28 +1581,47 @@ def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, .
     return named or None, Scheme(f"{'fp' if is_float else 'int'}{bits}", bits, size, 1, 2 + zero)
 
 
-def quantised_bytes(tensors: Sequence[Tensor], quant: Quant) -> Tuple[int, str]:
-    """(bytes of all weights as stored, label of the scheme that most parameters have)."""
-    total = 0.0
-    by_label: Dict[str, int] = {quant.plain: 0}
+class Stored(NamedTuple):
+    """A weight with the layers in which it is stored one way."""
+
+    tensor: Tensor
+    layers: FrozenSet[int]  # {-1} = outside the layers
+    bytes: float  # of all its copies, in each of these layers
+    label: str  # of the scheme
+
+
+@lru_cache(maxsize=64)
+def stored_weights(tensors: Tuple[Tensor, ...], quant: Quant) -> Tuple[Stored, ...]:
+    """How each weight is stored under a quantisation; a weight of two schemes comes twice."""
+    found: List[Stored] = []
     ignored = Patterns(quant.ignore)
     rules = [(None if p is None else Patterns(p), scheme) for p, scheme in quant.rules]
     for t in tensors:
         last = t.name.rsplit(".", 1)[-1]
-        each = max(1, t.d_in) * t.d_out * t.copies
         layers: Set[int] = set(t.layers or (-1,))
-        free = set(layers) if not t.d_in else ignored.matching(t.name, layers)
-        rest = layers - free
+        plain = set(layers) if not t.d_in else ignored.matching(t.name, layers)
+        rest = layers - plain
         for patterns, scheme in rules if rest else ():
             if patterns is None and last in NEVER_QUANTISED:
                 continue
             chosen = rest if patterns is None else patterns.matching(t.name, rest)
-            total += len(chosen) * t.copies * scheme.bytes_of(t.d_in, t.d_out)
-            by_label[scheme.label] = by_label.get(scheme.label, 0) + len(chosen) * each
+            found.append(Stored(t, frozenset(chosen), t.copies * scheme.bytes_of(t.d_in, t.d_out),
+                                scheme.label))
             rest = rest - chosen
-        plain = len(free) + len(rest)
-        total += plain * each * (4 if last == "e_score_correction_bias" else quant.plain_bytes)
-        by_label[quant.plain] += plain * each
+        width = 4 if last == "e_score_correction_bias" else quant.plain_bytes
+        found.append(Stored(t, frozenset(plain | rest), t.copies * max(1, t.d_in) * t.d_out * width,
+                            quant.plain))
+    return tuple(part for part in found if part.layers)
+
+
+def quantised_bytes(tensors: Sequence[Tensor], quant: Quant) -> Tuple[int, str]:
+    """(bytes of all weights as stored, label of the scheme that most parameters have)."""
+    total = 0.0
+    by_label: Dict[str, int] = {quant.plain: 0}
+    for t, layers, each, label in stored_weights(tuple(tensors), quant):
+        total += len(layers) * each
+        params = len(layers) * t.copies * max(1, t.d_in) * t.d_out
+        by_label[label] = by_label.get(label, 0) + params
     return round(total), max(by_label, key=lambda label: by_label[label])
 
 
@@ -1688,6 +1710,38 @@ def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     return set(layers) if layers and holds(next(iter(layers))) else set()
 
 
+INT8 = Scheme("int8", 8, 0, 1, 2)
+BLOCK_FP8 = Scheme("fp8", 8, 128, 128, 4)
+# How the usual checkpoint of a precision is stored, where no config.json says it: Linear layers
+# alone, never NEVER_QUANTISED, norms or biases. Sources: vLLM's quantization methods; RedHatAI
+# w8a8 and w4a16; AutoAWQ and GPTQ at group 128; bitsandbytes with double quantisation.
+USUAL: Dict[str, Scheme] = {
+    "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
+    "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
+    "mxfp4": MXFP4, "nvfp4": NVFP4}
+ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
+
+
+def standard_quant(name: str, model: Model) -> Quant:
+    """The quantisation that a checkpoint of this precision usually has; none for 16 bit and more.
+
+    MXFP4 is of the routed experts where there are any (gpt-oss), the int4 of a native int4 MoE
+    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit.
+    """
+    scheme = USUAL.get(name)
+    if scheme is None:
+        return Quant("", plain_bytes=4 if name == "fp32" else 2, plain=name)
+    native = name == SPELLINGS.get(model.native, model.native)
+    if name == "fp8" and native:
+        scheme = BLOCK_FP8
+    if model.experts and (name == "mxfp4" or (name == "int4" and native)):
+        experts: Rules = [(EXPERTS, scheme._replace(group=32))]
+        if model.arch.startswith("DeepseekV4"):
+            experts.append((None, BLOCK_FP8))
+        return Quant(name, tuple(experts))
+    return Quant(name, ((None, scheme),), ATTENTION if name == "nvfp4" and model.experts else ())
+
+
 # ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
@@ -1748,7 +1802,7 @@ def build_model(row: Row) -> Model:
         kv_native=quant.kv_native if quant else "", mtp_layers=r["mtp"],
         mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
         estimated=r["estimated"],
-        notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()),
+        notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
     )
 
 
@@ -2258,6 +2312,81 @@ def fullest_expert_share(d: Deployment) -> float:
         return 1 / d.expert_ranks
     within = d.expert_ranks // d.ep  # TP ranks that slice each expert further
     return -(-d.model.experts // d.ep) / d.model.experts / within
+
+
+class RankWeights(NamedTuple):
+    """Weights as an engine stores them on one GPU of the fullest pipeline stage [B]."""
+
+    dense_bytes: float  # all but the routed experts
+    expert_bytes: float
+    unread_bytes: float = 0.0  # of dense_bytes: what no decode step reads (look-up table, vision)
+
+
+def rank_weights(d: Deployment) -> RankWeights:
+    """Weights as the engine stores them on each GPU of the fullest pipeline stage [B].
+
+    Unlike the bound's nominal width: what a checkpoint leaves unquantised, its scales, what each
+    TP rank holds whole (norms, routers, MLA down-projections), vocabularies padded to 64 rows, the
+    vision tower. A model by hand has no shapes: its nominal split. Source: vLLM
+    model_executor/layers (ReplicatedLinear, QKVParallelLinear, VocabParallelEmbedding).
+    """
+    return max(stage_weights(d), key=lambda stage: stage.dense_bytes + stage.expert_bytes)
+
+
+def stage_weights(d: Deployment) -> List[RankWeights]:
+    """As rank_weights, for each pipeline stage."""
+    quant = stored_as(d)
+    if quant is None:
+        expert = d.expert_bytes * fullest_expert_share(d) * d.stage_share
+        return [RankWeights(weights_bytes_per_gpu(d) - expert, expert)] * d.pp
+    return [_one_stage(d, quant, stage) for stage in range(d.pp)]
+
+
+def stored_as(d: Deployment) -> Optional[Quant]:
+    """The quantisation of the deployment's checkpoint; None where the shapes or it are unknown."""
+    model = d.model
+    if not model.tensors or d.weights.name not in WEIGHTS:
+        return None
+    own = SPELLINGS.get(model.native, model.native) == d.weights.name
+    return model.quant if model.quant and own else standard_quant(d.weights.name, model)
+
+
+def stage_layers(layers: int, pp: int) -> List[range]:
+    """The layers of each stage: a remainder goes to the last stages but one.
+
+    Source: vLLM distributed/utils.py, get_pp_indices.
+    """
+    sizes = [layers // pp] * pp
+    for i in range(2, layers % pp + 2):
+        sizes[-i] += 1
+    return [range(sum(sizes[:i]), sum(sizes[:i + 1])) for i in range(pp)]
+
+
+def _one_stage(d: Deployment, quant: Quant, stage: int) -> RankWeights:
+    model, layers = d.model, stage_layers(d.model.layers, d.pp)[stage]
+    kv_ranks = min(d.tp, max(kv_heads_of(model), default=1))
+    padded = -(-model.vocab // VOCAB_PAD) * VOCAB_PAD / max(1, model.vocab)
+    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks, "vocab": padded / d.tp, "none": 1.0,
+             "expert": fullest_expert_share(d)}
+    vision = model.vision_params * quant.plain_bytes / d.tp if stage == 0 else 0
+    dense, expert, unread = float(vision), 0.0, float(vision)
+    for t, where, each, _ in stored_weights(model.tensors, quant):
+        if not t.layers:
+            first = "embed" in t.name or t.name == "model.project_in"
+            twice = model.tied and t.name == "model.embed_tokens"
+            times = int(stage == (0 if first else d.pp - 1) or (twice and stage == d.pp - 1))
+        else:
+            times = (len(where) if d.pp == 1 else sum(layer in layers for layer in where))
+        size = each * times * share[t.split]
+        if t.split == "expert":
+            expert += size
+        else:
+            dense += size
+            unread += size if t.name == "model.embed_tokens" and not model.tied else 0
+    return RankWeights(dense, expert, unread)
+
+
+VOCAB_PAD = 64  # rows: vLLM DEFAULT_VOCAB_PADDING_SIZE
 
 
 CACHE_FORMULA = ("layers * stage_share * (tokens_kept * heads_per_gpu * elements * kv_bytes "
