@@ -2017,6 +2017,8 @@ class Gpu(NamedTuple):
     domain: int  # GPUs that one such link domain joins
     pcie: Optional[Link]  # between the GPUs of a server that no such link joins
     note: str
+    arch: str = ""  # generation: Ampere, Hopper ...
+    torch_bytes: float = 0.0  # what an engine sees of the memory, and multiplies by its share
 
 
 class Link(NamedTuple):
@@ -2123,7 +2125,8 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
         row = find_row("gpus", args.gpu or "h100", "GPU", tables.get("gpus", []))
     gpu = gpu_of(row, links)
     if args.gpu_memory_gib:
-        gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB)
+        gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB,
+                           torch_bytes=args.gpu_memory_gib * GIB)
     if args.gpu_bandwidth:
         rate = named("--gpu-bandwidth", lambda text: parse_rate(text, links))(args.gpu_bandwidth)
         gpu = gpu._replace(bandwidth_bytes_s=rate.bytes_s)
@@ -2133,6 +2136,9 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
     return gpu
 
 
+TORCH_SHARE = 0.985  # of the driver's total, where presets.json has no torch_gib (0.97 to 1)
+
+
 def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
     """The GPU of a row of presets.json; UserError where the row is broken."""
     try:
@@ -2140,7 +2146,9 @@ def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
                    row["hbm_tb_s"] * TERA,
                    {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
                    parse_rate(row["link"], links) if row["link"] else None, row["domain"],
-                   parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""))
+                   parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""),
+                   row.get("arch", ""),
+                   row.get("torch_gib", row["memory_mib"] / KIB * TORCH_SHARE) * GIB)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"presets.json: the GPU {row['name']!r} is broken "
                         f"({type(error).__name__} {error}); mend its row") from None
