@@ -2655,6 +2655,68 @@ def collective_seconds(d: Deployment, found: Sequence[Collective]) -> Optional[f
     return total
 
 
+# ---- 8b. Expectation ---------------------------------------------------------------------------
+
+
+class Calibration(NamedTuple):
+    """The constants that turn the bound into an expectation, for one engine, GPU and precision."""
+
+    mbu: float  # of decode's reads
+    mfu: float  # of decode's arithmetic
+    layer_s: float  # fixed time of a layer
+    all_reduce_s: float  # latency of one all-reduce
+    sequence_s: float  # a sequence in the batch, a step
+    prefill_mfu: float
+    low: float  # the 80% band, as shares of the expectation
+    high: float
+    basis: str
+
+
+class Expected(NamedTuple):
+    """What a replica with so many in flight really does, with the band of the TPOT."""
+
+    batch: int
+    tpot_s: float
+    tpot_low_s: float
+    tpot_high_s: float
+    ttft_s: float
+    output_tok_s: float
+    basis: str
+
+
+def calibration_of(d: Deployment, engine: str, tables: Mapping[str, Any]) -> Calibration:
+    """The constants that were fitted for this kind of deployment, or wider ones."""
+    moe = bool(d.model.experts)
+    return Calibration(0.85, 0.55, (85 if moe else 50) * US, 5 * US, 20 * US,
+                       0.18 if moe else 0.45, 0.75, 1.3, "starting values")
+
+
+def expected_step_s(d: Deployment, batch: float, cal: Calibration) -> float:
+    """One decode step of a replica with so many in flight, no prefill in it [s]."""
+    step = decode_step(d, max(1, round(batch)))
+    reduces = 2 * d.model.layers if d.tp > 1 else 0
+    sent = collective_seconds(d, decode_collectives(d, max(1, round(batch)))) or 0.0
+    return (max((step.weights_s + step.kv_s) / cal.mbu, step.compute_s / cal.mfu)
+            + d.model.layers * cal.layer_s + reduces * cal.all_reduce_s + sent
+            + batch * cal.sequence_s)
+
+
+def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
+    """What one prompt of so many uncached tokens takes of its replica's time [s]."""
+    return (prefill_seconds(d, tokens, cal.prefill_mfu)
+            + attention_seconds(d, tokens) * d.mfu / cal.prefill_mfu)
+
+
+def expected_of(d: Deployment, batch: int, cal: Calibration) -> Expected:
+    """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps."""
+    prefill = expected_prefill_s(d, d.prompt_tokens, cal)
+    tpot = expected_step_s(d, batch, cal) + batch * prefill / max(1.0, d.output_tokens)
+    ttft = prefill + tpot
+    seconds = ttft + tpot * max(0.0, d.output_tokens - 1)
+    return Expected(batch, tpot, tpot * cal.low, tpot * cal.high, ttft,
+                    batch * d.output_tokens / seconds, cal.basis)
+
+
 # ---- 9. The sections of the answer -------------------------------------------------------------
 # Each takes the case and the answer, and adds its steps and lines to it. SECTIONS, at the end, is
 # their order and when each is asked for: a new one is entered there.
