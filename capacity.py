@@ -1718,7 +1718,7 @@ BLOCK_FP8 = Scheme("fp8", 8, 128, 128, 4)
 USUAL: Dict[str, Scheme] = {
     "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
     "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
-    "mxfp4": MXFP4, "nvfp4": NVFP4}
+    "bnb": Scheme("int4", 4, 64, 1, 1 + 4 / 256), "mxfp4": MXFP4, "nvfp4": NVFP4}
 ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
 
 
@@ -2041,14 +2041,15 @@ class Precision(NamedTuple):
 WEIGHTS = {p.name: p for p in (
     Precision("fp32", 4.0, "bf16"), Precision("bf16", 2.0, "bf16"), Precision("fp16", 2.0, "bf16"),
     Precision("fp8", 1.0, "fp8"), Precision("int8", 1.0, "int8"), Precision("int4", 0.5, "bf16"),
-    Precision("awq", 0.5, "bf16"), Precision("gptq", 0.5, "bf16"), Precision("mxfp4", 0.5, "fp4"),
-    Precision("nvfp4", 0.5, "fp4"))}
+    Precision("awq", 0.5, "bf16"), Precision("gptq", 0.5, "bf16"), Precision("bnb", 0.5, "bf16"),
+    Precision("mxfp4", 0.5, "fp4"), Precision("nvfp4", 0.5, "fp4"))}
 KV = {p.name: p for p in (
     Precision("bf16", 2.0, ""), Precision("fp16", 2.0, ""), Precision("fp8", 1.0, ""),
     Precision("int8", 1.0, ""), Precision("nvfp4", 0.5625, ""))}  # 1/16 of an FP8 scale an element
 SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8",
              "fp8_e5m2": "fp8", "w8a8": "int8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
-             "gptq_marlin": "gptq", "fp4": "nvfp4", "compressed-tensors": "auto"}
+             "gptq_marlin": "gptq", "fp4": "nvfp4", "compressed-tensors": "auto",
+             "awq-4bit": "awq", "gptq-4bit": "gptq", "bnb-4bit": "bnb", "bitsandbytes": "bnb"}
 
 
 def presets() -> Dict[str, List[Dict[str, Any]]]:
@@ -2469,6 +2470,643 @@ def memory_of(d: Deployment) -> Memory:
     one = sequence_bytes(d, d.ctx_tokens)
     max_seqs = max(0.0, pool) / one * d.attention_dp
     return Memory(weights, adapters, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+
+
+# ---- 6b. What the engine will log --------------------------------------------------------------
+# An engine's own accounting at start-up, line by line. It stands beside the budget above, which
+# asks less: weights as stored, the memory that torch sees, the activations that profiling finds.
+
+Version = Tuple[int, ...]  # (0, 10, 1); () = not given
+
+
+class Settings(NamedTuple):
+    """How an engine is started: what was asked for, else its own defaults for this GPU."""
+
+    engine: str  # vllm, sglang, trtllm
+    version: Version
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    util: float  # share of memory, in the engine's own sense
+    prefix_caching: bool
+    block_tokens: int
+
+    @property
+    def legacy(self) -> bool:
+        """vLLM's first engine (V0), whose profiling run was another."""
+        return self.engine == "vllm" and () < self.version < (0, 8)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that may be scheduled and not settled: two steps with asynchronous scheduling."""
+        return self.max_num_batched_tokens * (2 if self.since(0, 28) else 1)
+
+    def since(self, *version: int) -> bool:
+        """Whether the engine is this version or a later one; not given counts as the newest."""
+        return not self.version or self.version >= version
+
+
+ENGINES = {"vllm": (0, 33), "sglang": (0, 5, 23), "trtllm": (1, 0)}  # the newest described
+BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
+CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
+
+
+def settings_of(d: Deployment, args: Any) -> Settings:
+    """What the flags ask for, else the engine's own defaults for this class of GPU.
+
+    Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
+    """
+    engine, version = args.engine or "vllm", args.engine_version or ()
+    memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
+    util = d.util
+    if engine == "sglang":
+        tokens, seqs = sglang_defaults(memory, d.tp)
+        tokens = args.max_num_batched_tokens or tokens
+        if "util" not in args.given:
+            util = sglang_fraction(d, version, tokens, seqs)
+    elif () < version < (0, 8):
+        chunked = args.ctx > CHUNKED_FROM_TOKENS
+        tokens, seqs = 2048 if chunked else max(args.ctx, 2048), 256
+    else:
+        large = memory >= 70 and not a100
+        tokens = 16384 if memory >= 160 else 8192 if large else 2048
+        seqs = 1024 if large else 256
+    latent = any(cache.kind == "mla" for cache in d.model.caches)
+    return Settings(engine, version, args.ctx, args.max_num_seqs or seqs,
+                    args.max_num_batched_tokens or tokens, util, True,
+                    64 if latent and engine == "vllm" else BLOCK_TOKENS[engine])
+
+
+class Profile(NamedTuple):
+    """What vLLM counts before it sizes the KV cache, from one version on."""
+
+    since: Version
+    sampler_bytes: float  # of the sampler's warm-up, for each sequence and vocabulary entry
+    library_gib: float  # outside torch on one GPU
+    graphs_gib: float  # CUDA graphs, where they are counted before the KV cache
+    dense_only: bool
+    basis: str
+
+
+# The last row that applies counts. Fitted to tests/data/startup_logs.jsonl (tests/bench_logs.py);
+# which sampler and runner a version has: vLLM pulls 15777, 26859, 40376, 44443 and release 0.29.
+NATIVE = Profile((), 39, 0.1, 0.0, False, "the PyTorch sampler, the largest of any version")
+VLLM = (
+    NATIVE._replace(basis="the PyTorch sampler"),
+    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler"),
+    Profile((0, 10, 2), 39, 0.1, 0.0, False, "the PyTorch sampler"),
+    Profile((0, 16), 15, 0.5, 0.0, False, "the Triton sampler"),
+    Profile((0, 21), 15, 0.5, 0.5, False, "the FlashInfer sampler; CUDA graphs counted"),
+    Profile((0, 25), 4, 0.5, 0.0, True, "runner V2, which warms no top-p sampler up"),
+    Profile((0, 29), 4, 0.5, 0.5, False, "runner V2, which warms no top-p sampler up; CUDA graphs "
+            "counted"),
+)
+NVLS_LINKS = ("nvlink4", "nvlink5")
+COMM_GIB = {True: 1.4, False: 0.12}  # buffers between GPUs: NCCL with NVLS, without
+
+
+def profile_of(d: Deployment, s: Settings) -> Profile:
+    """The row of VLLM for this version; the largest peak where the version is not given."""
+    if not s.version:
+        return NATIVE
+    rows = [p for p in VLLM if p.since <= s.version and not (p.dense_only and d.model.experts)]
+    return rows[-1]
+
+
+class EngineMemory(NamedTuple):
+    """One GPU's memory as an engine divides it up at start-up [B]."""
+
+    total_bytes: float  # as torch sees it
+    requested_bytes: float
+    weights_bytes: float  # with what loading adds to them
+    activation_bytes: float  # the peak of the profiling run
+    other_bytes: float  # outside torch: context, libraries, buffers between GPUs
+    graphs_bytes: float  # CUDA graphs, where counted before the KV cache
+
+    @property
+    def reserve_bytes(self) -> float:
+        """All that is neither weights nor KV cache."""
+        return self.activation_bytes + self.other_bytes + self.graphs_bytes
+
+    @property
+    def available_bytes(self) -> float:
+        """Left for the KV cache."""
+        return self.requested_bytes - self.weights_bytes - self.reserve_bytes
+
+
+def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
+    """How vLLM divides the memory of a GPU of this pipeline stage.
+
+    requested = ceil(total * utilisation); available = requested - weights - peak of a profiling
+    run - what is not torch's - CUDA graphs (from 0.21). Source: vLLM v1/worker/gpu_worker.py.
+    """
+    profile = profile_of(d, s)
+    other = profile.library_gib
+    if d.tp > 1 or d.pp > 1:
+        other += COMM_GIB[bool(d.gpu.link and d.gpu.link.name in NVLS_LINKS)]
+    last = stage == d.pp - 1
+    return EngineMemory(
+        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), loaded_bytes(d, stage),
+        activation_bytes(d, s, profile.sampler_bytes if last else 0.0), other * GIB,
+        profile.graphs_gib * GIB)
+
+
+def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
+    """Peak of vLLM's profiling run on one GPU [B]: the larger of forward pass and sampler.
+
+    Forward: each token's hidden states (three at a time) and its gate, up and product of the FFN,
+    or of its top-k experts. Sampler: logits sorted, copied and normalised, for as many sequences
+    as may run. V0 with chunked prefill ran no sampler. A vision tower is roughly 4 patches a token
+    of the encoder's budget. Source: vLLM profile_run; constants from logs.
+    """
+    m, tokens = d.model, s.max_num_batched_tokens
+    wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
+               default=4 * m.hidden)
+    expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
+                  and t.name.endswith("up_proj")), default=0)
+    routed = m.top_k * (max(2 * expert / d.tp, m.hidden) + expert / d.tp) if expert else 0.0
+    forward = tokens * ACTIVATION_BYTES * (3 * m.hidden + max(3 * wide / d.tp, routed))
+    if s.legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
+        return forward
+    sampler = (sampler_bytes * min(s.max_num_seqs, tokens) * m.vocab
+               + tokens * m.hidden * ACTIVATION_BYTES)
+    vision = tokens * VISION_TOKEN_BYTES if m.vision_params else 0.0
+    return max(forward, sampler, vision)
+
+
+VISION_TOKEN_BYTES = 128 * KIB
+# MXFP4 experts are padded to these multiples (hidden, width): vLLM quantization/mxfp4.py
+MXFP4_PAD = {"Hopper": (256, 64), "Blackwell": (256, 256), "Blackwell Ultra": (256, 256)}
+MERGED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+
+
+def loaded_bytes(d: Deployment, stage: int) -> float:
+    """Weights as "Model loading took" counts them on a GPU of this stage [B].
+
+    Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
+    of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
+    """
+    weights = stage_weights(d)[stage]
+    layers = stage_layers(d.model.layers, d.pp)[stage]
+    extra = d.adapter_bytes / d.tp * len(layers) / d.model.layers
+    heads = [c for c in d.model.caches if c.kind in (*KV_HEAD_KINDS, "mla")]
+    latent = [t for t in d.model.tensors if t.name.endswith("kv_b_proj")]
+    if heads and d.model.tensors:
+        rotary = min(128, d.model.head_dim) if latent else d.model.head_dim
+        extra += d.model.max_len * (64 if latent else rotary) * ACTIVATION_BYTES
+    extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
+                 for t in latent)
+    expert = weights.expert_bytes * mxfp4_padding(d)
+    return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
+
+
+def mxfp4_padding(d: Deployment) -> float:
+    """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
+    width = next((t.d_out for t in d.model.tensors if t.split == "expert"
+                  and t.name.endswith("up_proj")), 0)
+    if d.weights.name != "mxfp4" or stem(d.model.arch) != "gptoss" or not width:
+        return 1.0
+    hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
+    padded = (-(-d.model.hidden // hidden_to) * hidden_to
+              * -(-(width / d.tp) // width_to) * width_to)
+    return padded / (d.model.hidden * width / d.tp)
+
+
+def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
+    """What torch's caching allocator adds to the 16-bit matrices of these layers [B].
+
+    A tensor of 10 MiB or more takes whole 2 MiB; a remainder up to 1 MiB stays with it. q, k, v
+    and gate, up are one tensor each. Source: torch c10 CUDACachingAllocator.
+    """
+    quant = stored_as(d)
+    sizes: Dict[Tuple[str, FrozenSet[int]], float] = {}
+    if quant is None:
+        return 0.0
+    kv_ranks = min(d.tp, max(kv_heads_of(d.model), default=1))
+    for t, where, each, label in stored_weights(d.model.tensors, quant):
+        if t.d_in and label == quant.plain and t.split in ("tp", "kv", "expert"):
+            start, _, last = t.name.rpartition(".")
+            key = (start + MERGED.get(last, last), where)
+            ranks = kv_ranks if t.split == "kv" else d.tp
+            sizes[key] = sizes.get(key, 0.0) + each / ranks
+    chosen, total = set(layers), 0.0
+    for (_, where), size in sizes.items():
+        left = -size % (2 * MIB)
+        if size >= 10 * MIB and left <= MIB:
+            total += left * len(where & chosen)
+    return total
+
+
+class Group(NamedTuple):
+    """Layers that share a block table in vLLM."""
+
+    kind: str
+    window: int
+    tables: int  # block tables of this kind
+    block_tokens: int
+
+
+class Pool(NamedTuple):
+    """vLLM's paged KV cache on one GPU."""
+
+    groups: Tuple[Group, ...]
+    block_bytes: float  # of one block id: a page in each layer of a group
+    blocks: int
+    blocks_per_request: int  # of max_model_len tokens
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of max_model_len that fit."""
+        return self.blocks / max(1, self.blocks_per_request)
+
+
+def token_page_bytes(cache: Cache, d: Deployment) -> float:
+    """What a token takes in one layer of this kind on a GPU; a state's whole size [B]."""
+    t = cache_terms(cache._replace(layers=1), d, 1)
+    if cache.state_bytes:
+        return cache.state_bytes / d.tp
+    return t["heads_per_gpu"] * t["elements"] * t["kv_bytes"] / t["every"]
+
+
+def kv_groups(d: Deployment, s: Settings) -> Tuple[Tuple[Group, ...], float]:
+    """vLLM's groups of layers and the bytes of one block.
+
+    One kind of layer is one group. Of several kinds: an SSM hybrid's attention block grows to hold
+    a state; pages are made equal by longer blocks or padding; a group has as many layers as the
+    rarest kind (the commonest, where that is under 1.5 times it). Before 0.9.2 a window was kept
+    whole. Source: vLLM v1/core/kv_cache_utils.py.
+    """
+    caches = [c for c in d.model.caches if c.elements or c.state_bytes]
+    if not s.since(0, 9, 2):
+        caches = [c._replace(kind="full", window=0) if c.window else c for c in caches]
+    kinds = {c.kind if c.kind not in SHARED_KINDS else "full" for c in caches}
+    size = s.block_tokens
+    if kinds == {"full"} or len({(c.kind, c.window) for c in caches}) == 1:
+        first = caches[0]
+        block = sum(c.layers * size * token_page_bytes(c, d) for c in caches)
+        return (Group(first.kind, first.window, 1, size),), block
+    state = max((token_page_bytes(c, d) for c in caches if c.state_bytes), default=0.0)
+    attention = max((token_page_bytes(c, d) for c in caches if not c.state_bytes), default=1.0)
+    align = 128 if any(c.kind == "mla" for c in caches) else 16
+    if state:
+        size = max(size, align * math.ceil(state / (align * attention)))
+    pages = [state if c.state_bytes else size * token_page_bytes(c, d) for c in caches]
+    page = max(pages)
+    fewest, most = min(c.layers for c in caches), max(c.layers for c in caches)
+    together = most if most < 1.5 * fewest else fewest
+    groups = tuple(
+        Group(c.kind, c.window, -(-c.layers // together),
+              size if c.state_bytes or page % own else size * int(page // own))
+        for c, own in zip(caches, pages))
+    return groups, together * page
+
+
+def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Settings) -> int:
+    """Block ids that one request of so many tokens takes. Source: vLLM v1/kv_cache_interface.py."""
+    total = 0
+    for g in groups:
+        if g.kind == "state":
+            need = 2 if s.prefix_caching and s.since(0, 25) else 1
+        elif g.kind == "sliding":
+            need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
+        elif g.kind == "chunked":
+            need = -(-min(g.window + s.in_flight_tokens, tokens) // g.block_tokens)
+        else:
+            need = math.ceil(math.ceil(tokens / d.dcp) / g.block_tokens)
+        total += g.tables * need
+    return total
+
+
+def vllm_pool(d: Deployment, s: Settings, available: Sequence[float]) -> Pool:
+    """The KV cache that these bytes on each stage make: the poorest stage decides for all."""
+    groups, block = kv_groups(d, s)
+    shares = [len(stage) / d.model.layers for stage in stage_layers(d.model.layers, d.pp)]
+    blocks = min(max(0, int(free // (block * share))) for free, share in zip(available, shares))
+    return Pool(groups, block, blocks, request_blocks(groups, s.max_model_len, d, s))
+
+
+def vllm_tokens(pool: Pool, d: Deployment, s: Settings) -> int:
+    """"GPU KV cache size" as the log has it: requests times their length; before 0.21, and for
+    one group, the blocks of one table times their tokens (too few, for hybrids: vllm#40691).
+    """
+    tables = sum(g.tables for g in pool.groups)
+    if tables == 1 or not s.since(0, 21):
+        return pool.blocks // tables * min(g.block_tokens for g in pool.groups) * d.dcp
+    return int(pool.concurrency * s.max_model_len)
+
+
+def longest_that_fits(pool: Pool, d: Deployment, s: Settings) -> int:
+    """Most tokens of one request, by bisection as the engine does; 0 where none fits."""
+    low, high = 0, s.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = request_blocks(pool.groups, middle, d, s) <= pool.blocks - 1  # one is never used
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+SGLANG_CLASSES = (  # memory under GiB, chunked prefill, decode batch at TP under 4, from 4
+    (20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512),
+    (10**6, 16384, 512, 512))
+SGLANG_CONTEXT_GIB = 0.4  # taken before the weights: torch's total less "avail mem" in three logs
+
+
+def sglang_defaults(memory_gib: float, tp: int) -> Tuple[int, int]:
+    """SGLang's chunked prefill and largest decode graph for a GPU of this memory."""
+    row = next(row for row in SGLANG_CLASSES if memory_gib < row[0])
+    return row[1], row[3 if tp >= 4 else 2]
+
+
+def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_seqs: int) -> float:
+    """SGLang's own mem_fraction_static; before 0.4.7 a table by TP.
+
+    Source: SGLang 0.5.23 arg_groups/memory_hook.py.
+    """
+    if () < version < (0, 4, 7):
+        return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(d.tp, 0.79)
+    mib = d.gpu.memory_bytes / MIB
+    reserved = 512 + 1.5 * max(prefill_tokens, 2048) + d.tp * d.pp / 8 * 1024 + 2 * graph_seqs
+    if any(c.kind == "mla" for c in d.model.caches):
+        reserved += 1536
+    if mib > 60 * KIB:
+        reserved = max(reserved, 10240)
+    return round((mib - reserved) / mib, 3)
+
+
+def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
+    """How SGLang divides a GPU's memory: the pool is what is free after the weights, less a share
+    of what was free before. Source: SGLang 0.5.23 model_executor/pool_configurator.py.
+    """
+    context = SGLANG_CONTEXT_GIB * GIB
+    free = d.gpu.torch_bytes - context
+    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
+
+
+SWA_RATIO, STATE_RATIO = 0.8, 0.9  # SGLang swa_full_tokens_ratio, mamba_full_memory_ratio
+
+
+def sglang_tokens(d: Deployment, available: float) -> int:
+    """SGLang's max_total_num_tokens for these bytes.
+
+    Sliding layers hold 0.8 of the tokens of full ones; recurrent states take 0.9/1.9 of the pool.
+    """
+    share = d.stage_share
+    cell = 0.0
+    for c in d.model.caches:
+        if not c.state_bytes:
+            cell += c.layers * share * token_page_bytes(c, d) * (SWA_RATIO if c.window else 1)
+    if any(c.state_bytes for c in d.model.caches):
+        available /= 1 + STATE_RATIO
+    return max(0, int(available // cell)) if cell else 0
+
+
+def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
+    """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
+    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    peak = activation_bytes(d, s, 0.0)
+    other = (0.5 + (COMM_GIB[True] if d.tp > 1 else 0)) * GIB
+    left = d.gpu.torch_bytes - weights - peak - other
+    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - left * (1 - s.util), weights, peak,
+                        other, 0.0)
+
+
+class Refusal(NamedTuple):
+    """Why an engine would not start, and the flag that cures it."""
+
+    what: str
+    cure: str
+
+
+def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) -> List[Refusal]:
+    """Every reason why vLLM would refuse to start this deployment."""
+    found = shard_refusals(d)
+    m = d.model
+    if m.max_len and s.max_model_len > m.max_len:
+        found.append(Refusal(f"max_model_len {count(s.max_model_len)} is past the model's "
+                             f"{count(m.max_len)}", f"--max-model-len {m.max_len}"))
+    if s.max_num_seqs > s.max_num_batched_tokens:
+        found.append(Refusal(f"max_num_batched_tokens {s.max_num_batched_tokens} is under "
+                             f"max_num_seqs {s.max_num_seqs}",
+                             f"--max-num-seqs {s.max_num_batched_tokens}"))
+    if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
+        most = math.floor((1 - CONTEXT_GIB * GIB / memory.total_bytes) * 100) / 100
+        found.append(Refusal("free memory is less than the utilisation asks for",
+                             f"--gpu-memory-utilization {most:g}"))
+    if memory.available_bytes <= pool.block_bytes:
+        needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+        found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
+                             "weights, activations and buffers", room_cure(d, needed)))
+    elif pool.blocks_per_request > pool.blocks - 1:
+        longest = longest_that_fits(pool, d, s)
+        found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
+                             f"--max-model-len {longest}" if longest else room_cure(d, 1.0)))
+    if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
+        found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
+                             "blocks", f"--max-num-seqs {pool.blocks}"))
+    return found
+
+
+CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
+
+
+def room_cure(d: Deployment, needed: float) -> str:
+    """The flag that makes room: utilisation if that is enough, else more GPUs or fewer bytes."""
+    share = math.ceil(needed * 100 + 2) / 100
+    if d.util < share <= 0.97:
+        return f"--gpu-memory-utilization {share:g}"
+    wider = [n for n in fitting_tp(d.model) if n > d.tp and n & (n - 1) == 0]
+    return f"--tensor-parallel-size {wider[0]}" if wider else "--quantization fp8"
+
+
+ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
+
+
+def shard_refusals(d: Deployment) -> List[Refusal]:
+    """Quantised matrices whose TP shard is no whole number of scale blocks or groups.
+
+    Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
+    """
+    quant = stored_as(d)
+    if quant is None or d.tp == 1:
+        return []
+    for _, scheme in quant.rules:
+        for tp in [d.tp, *(n for n in range(d.tp - 1, 0, -1) if not tp_problem(d.model, n))]:
+            odd = odd_shard(d, quant, scheme, tp)
+            if tp == d.tp and not odd:
+                break
+            if tp == d.tp:
+                what = odd
+            elif not odd:
+                split = any(t.name == what and t.split == "expert" for t in d.model.tensors)
+                cure = "--enable-expert-parallel" if split else f"--tensor-parallel-size {tp}"
+                return [Refusal(f"{scheme.label} scales do not divide {what} over TP={d.tp}", cure)]
+    return []
+
+
+def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
+    """The first matrix of this scheme that TP cuts within a scale's block, or ''."""
+    for t, _, _, label in stored_weights(d.model.tensors, quant):
+        if label != scheme.label or t.split not in ("tp", "kv", "expert"):
+            continue
+        if t.split == "expert" and d.ep > 1:
+            continue
+        ranks = min(tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else tp
+        row = t.name.endswith(ROW_PARALLEL)
+        size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
+        if unit > 1 and (size % ranks or size // ranks % unit):
+            return t.name
+    return ""
+
+
+# A pasted log: what it says, whatever the version's wording. The worst rank counts.
+GIB_TEXT = r"([-\d.]+) ?Gi?B"
+LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or "last"
+    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[=- ]v?)"
+                r"(\d+(?:\.\d+)+)", "last"),
+    ("total_bytes", r"total_gpu_memory \(" + GIB_TEXT, "min"),
+    ("total_bytes", r"Free memory on device \([\d.]+/([\d.]+) GiB\)", "min"),
+    ("util", r"gpu_memory_utilization \(([\d.]+)\)", "last"),
+    ("util", r"Desired GPU memory utilization is \(([\d.]+)", "last"),
+    ("util", r"(?:current --|[^a-z])gpu[_-]memory[_-]utilization[=: ]+'?([\d.]+)", "last"),
+    ("util", r"mem[_-]fraction[_-]static=([\d.]+)", "last"),
+    ("max_model_len", r"max_seq_len=(\d+)", "last"),
+    ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "last"),
+    ("max_model_len", r"context_len=(\d+)", "last"),
+    ("tp", r"tensor_parallel_size=(\d+)|tp_size=(\d+)", "last"),
+    ("weights_bytes", r"(?:[Mm]odel loading|Loading model weights) took " + GIB_TEXT, "max"),
+    ("weights_bytes", r"model weights take " + GIB_TEXT, "max"),
+    ("weights_bytes", r"Load weight end.*mem usage=" + GIB_TEXT, "max"),
+    ("free_before_bytes", r"Load weight begin\. avail mem=" + GIB_TEXT, "min"),
+    ("free_after_bytes", r"Load weight end.*avail mem=" + GIB_TEXT, "min"),
+    ("other_bytes", r"non_torch_memory takes " + GIB_TEXT, "max"),
+    ("other_bytes", GIB_TEXT + r" for non-torch memory", "max"),
+    ("activation_bytes", r"PyTorch activation peak memory takes " + GIB_TEXT, "max"),
+    ("activation_bytes", GIB_TEXT + r" for peak activation", "max"),
+    ("graphs_bytes", r"Estimated CUDA graph memory: " + GIB_TEXT, "max"),
+    ("captured_bytes", r"Graph capturing finished in .* took " + GIB_TEXT, "max"),
+    ("available_kv_bytes", r"Available KV cache memory: " + GIB_TEXT, "min"),
+    ("available_kv_bytes", r"reserved for KV Cache is " + GIB_TEXT, "min"),
+    ("pool_part_bytes", r"[KV]V? size: " + GIB_TEXT, "sum"),
+    ("num_gpu_blocks", r"# (?:GPU|cuda|CUDA) blocks: (\d+)", "min"),
+    ("num_gpu_blocks", r"num_gpu_blocks(?: is|=|:) ?(\d+)", "min"),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens", "min"),
+    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)", "min"),
+    ("kv_cache_tokens", r"KV Cache is allocated.*#tokens: (\d+)", "min"),
+    ("kv_cache_tokens", r"stored in KV cache \((\d+)\)", "min"),
+    ("max_concurrency", r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", "min"),
+)
+LOG_BYTES_MAX = 64 * MIB
+LOG_LINE_CHARS = 4000  # of a line are looked at
+
+
+def read_startup_log(path: str) -> Dict[str, Any]:
+    """What a pasted vLLM or SGLang start-up log states, SI units. UserError where it says nothing.
+
+    Every rank writes its own lines: weights and peaks count at their largest, room at its least.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LOG_BYTES_MAX + 1)
+    except OSError as error:
+        raise UserError(f"--startup-log {path}: {error.strerror or error}") from None
+    if len(data) > LOG_BYTES_MAX:
+        raise UserError(f"--startup-log {path} is over {LOG_BYTES_MAX // MIB} MiB; cut it to the "
+                        "lines of one start")
+    found = parse_startup_log(data.decode("utf-8", "replace"))
+    if not {name for name, _ in LOGGED} & set(found):
+        raise UserError(f"--startup-log {path} has no line of a vLLM or SGLang start that says "
+                        "how memory was divided; paste those from the weights to the KV cache")
+    return found
+
+
+def parse_startup_log(text: str) -> Dict[str, Any]:
+    """The figures of a start-up log's lines, by LOG_LINES."""
+    import re
+
+    patterns = [(key, re.compile(pattern), how) for key, pattern, how in LOG_LINES]
+    found: Dict[str, Any] = {}
+    for line in text.splitlines():
+        line = line[:LOG_LINE_CHARS]
+        for key, pattern, how in patterns:
+            matches = pattern.findall(line)
+            if not matches:
+                continue
+            texts = [m if isinstance(m, str) else "".join(m) for m in matches]
+            if key == "version":
+                found[key] = engine_version(texts[-1])
+                continue
+            try:
+                values = [float(t.replace(",", "")) for t in texts]
+            except ValueError:
+                continue
+            value = sum(values) if how == "sum" else values[-1]
+            value *= GIB if key.endswith("_bytes") else 1
+            old = found.get(key, value)
+            found[key] = {"max": max, "min": min}.get(how, lambda _, new: new)(old, value)
+    if "pool_part_bytes" in found:
+        found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
+    return found
+
+
+def engine_version(text: str) -> Version:
+    """The numbers of a version: 0.10.1.1, v0.14.0rc2 -> (0, 14, 0). UserError without any."""
+    import re
+
+    match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)", text.strip())
+    if not match:
+        raise UserError(f"{text!r} is no version; write 0.33 or 0.10.2")
+    return tuple(int(part) for part in match[1].split(".")[:3])
+
+
+class EngineAnswer(NamedTuple):
+    """What an engine will log at start-up."""
+
+    memory: EngineMemory  # of the poorest stage
+    pool: Optional[Pool]  # vLLM's; None for engines without block groups
+    tokens: int
+    concurrency: float
+    refusals: List[Refusal]
+    low_bytes: float  # the band of the available KV memory
+    high_bytes: float
+
+
+def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
+                  weights: Optional[float] = None) -> EngineAnswer:
+    """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
+    stages = engine_stages(d, s, reserve, weights)
+    memory = min(stages, key=lambda stage: stage.available_bytes)
+    available = [stage.available_bytes for stage in stages]
+    spread = (0.02, 0.02) if reserve is not None else RESERVE_BAND[bool(s.version)]
+    low = memory.available_bytes - memory.reserve_bytes * spread[1] - memory.weights_bytes * 0.005
+    high = memory.available_bytes + memory.reserve_bytes * spread[0] + memory.weights_bytes * 0.005
+    if s.engine == "vllm":
+        pool = vllm_pool(d, s, available)
+        return EngineAnswer(memory, pool, vllm_tokens(pool, d, s), pool.concurrency,
+                            refusals_of(d, s, memory, pool), low, high)
+    tokens = sglang_tokens(d, memory.available_bytes)
+    tokens -= tokens % s.block_tokens
+    refusals = [] if tokens else [Refusal("no memory is left for the KV cache",
+                                          room_cure(d, 1.0))]
+    return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
+
+
+# The reserve logged over the reserve predicted: by how much it was smaller, and larger, in eight of
+# ten logs (tests/bench_logs.py), where the version was not known, and where it was.
+RESERVE_BAND = {False: (0.5, 0.3), True: (0.3, 0.3)}
+
+
+def engine_stages(d: Deployment, s: Settings, reserve: Optional[float],
+                  weights: Optional[float]) -> List[EngineMemory]:
+    """The engine's memory on each pipeline stage, with what a log states put over it."""
+    stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
+              else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
+    if weights is not None:
+        stages = [m._replace(weights_bytes=weights) for m in stages]
+    if reserve is not None:
+        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0, other_bytes=reserve)
+                  for m in stages]
+    return stages
 
 
 # ---- 7. Step time ------------------------------------------------------------------------------
@@ -3645,6 +4283,152 @@ def say_queueing(case: Case, answer: Answer) -> None:
                "service time (M/M/1); size for 60-75% of measured saturation")
 
 
+ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_worker.py"
+BLOCKS = "vLLM v1/core/kv_cache_utils.py"
+
+
+def say_engine(case: Case, answer: Answer) -> None:
+    """What the engine will log at start-up, and what it would refuse."""
+    d, s = case.d, settings_of(case.d, case.args)
+    log = case.args.startup_log_read
+    if log:
+        d, s = as_logged(d, s, log, case.args)
+    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
+    record_engine(d, s, found, answer)
+    m = found.memory
+    version = ".".join(map(str, s.version)) or "version not given"
+    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
+    parts += [f"{name} {size / GIB:.2f}" for name, size in (
+        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
+        ("CUDA graphs", m.graphs_bytes)) if size]
+    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
+    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
+             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
+             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
+    blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
+    lines.append(f"GPU KV cache size: {count(found.tokens)} tokens{blocks}; maximum concurrency "
+                 f"for {count(s.max_model_len)} tokens per request: {found.concurrency:.2f}x")
+    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
+                 f"{count(s.max_num_batched_tokens)}")
+    answer.say("ENGINE", *lines)
+    for refusal in found.refusals:
+        answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
+    """The steps of the engine's accounting."""
+    m, key = found.memory, "engine."
+    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
+        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
+    answer.add(key + "version", ".".join(map(str, s.version)) or None)
+    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
+    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
+    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
+               "rotary tables, padding and allocator with them")
+    for name in ("activation", "other", "graphs"):
+        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
+    answer.add(key + "available_kv_bytes", m.available_bytes, "B",
+               "requested - weights - activation - other - graphs", ENGINE_SOURCE,
+               requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
+               activation=m.activation_bytes, other=m.other_bytes)
+    answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
+    answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
+    pool = found.pool
+    answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
+    answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
+               else s.block_tokens, "tokens")
+    answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
+    answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
+    answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
+    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
+
+
+def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
+              args: Any) -> Tuple[Deployment, Settings]:
+    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
+    if log.get("tp", d.tp) != d.tp:
+        raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
+                        f"add --tp {log['tp']:.0f}")
+    if "total_bytes" in log:
+        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    if "util" in log and "util" not in args.given:
+        s = s._replace(util=log["util"])
+    if "max_model_len" in log and "ctx" not in args.given:
+        s = s._replace(max_model_len=int(log["max_model_len"]))
+    if "version" in log and not s.version:
+        s = s._replace(version=log["version"])
+    return d, s
+
+
+def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
+    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
+
+    None where the log does not say enough. The utilisation is the log's own.
+    """
+    if not log:
+        return None
+    left = logged_kv_bytes(d, s, log)
+    if left is None:
+        return None
+    util = log.get("util", s.util)
+    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
+    return min(m.requested_bytes - m.weights_bytes for m in base) - left
+
+
+def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
+    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
+    if "available_kv_bytes" in log:
+        return float(log["available_kv_bytes"])
+    groups, block = kv_groups(d, s)
+    if "num_gpu_blocks" in log:
+        return float(log["num_gpu_blocks"] * block * d.stage_share)
+    if "kv_cache_tokens" in log and len(groups) == 1:
+        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
+    return None
+
+
+LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
+          ("other_bytes", "not torch's"), ("graphs_bytes", "CUDA graphs"),
+          ("available_kv_bytes", "KV memory"), ("num_gpu_blocks", "blocks"),
+          ("kv_cache_tokens", "KV tokens"), ("max_concurrency", "concurrency"))
+
+
+def say_startup_log(case: Case, answer: Answer) -> None:
+    """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
+    log = case.args.startup_log_read
+    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
+    s = s._replace(util=log.get("util", s.util))
+    found = engine_answer(d, s)
+    predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
+                 "kv_cache_tokens": found.tokens, "max_concurrency": found.concurrency,
+                 "available_kv_bytes": found.memory.available_bytes}
+    lines = []
+    for name, label in LOGGED:
+        if name not in log:
+            continue
+        value = predicted.get(name, getattr(found.memory, name, None))
+        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
+        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
+        if value is None:
+            continue
+        unit = "B" if name.endswith("_bytes") else ""
+        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
+        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
+                     f"{scaled(value, unit)}{off}")
+    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
+                         source="total * utilisation - weights - KV cache of the log")
+    if reserve is not None:
+        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
+        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
+        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
+                   "tokens")
+        lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
+                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
+                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
+    answer.say("STARTUP LOG", *lines)
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -3658,7 +4442,9 @@ SECTIONS = (
     Section("", say_comm), Section("", say_layout),
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
-    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("", say_binds),
+    Section("kv_link", say_kv_transfer), Section("rho", say_queueing),
+    Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
+    Section("", say_binds),
 )
 
 
@@ -3805,6 +4591,15 @@ def expert_parallel(text: str) -> int:
     return 0 if text == "all" else whole(text)
 
 
+def engine_name(text: str) -> str:
+    """An engine: vllm, sglang or trtllm."""
+    name = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm"}.get(text.lower(), text.lower())
+    if name not in ENGINES:
+        raise UserError(f"{text!r} is no engine known here{near(text, ENGINES)}; known: "
+                        f"{', '.join(ENGINES)}")
+    return name
+
+
 class Flag(NamedTuple):
     """One command-line flag: its spellings (ours first, then the engines'), value and meaning."""
 
@@ -3886,6 +4681,14 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+        Flag("--engine", engine_name, "NAME", "what vllm, sglang or trtllm will log and refuse"),
+        Flag("--engine-version", engine_version, "VERSION", "of the engine, such as 0.10.2 "
+             "(default: the largest reserve of any)", needs="--engine --startup-log"),
+        Flag("--max-num-seqs --max-running-requests", whole, "N", "sequences the engine runs at "
+             "once (default: its own)"),
+        Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "of one step "
+             "(default: the engine's own)"),
+        Flag("--startup-log", word, "FILE", "a pasted vLLM or SGLang log beside the prediction"),
     ),
     "output": (
         Flag("--json", None, "", "everything, SI units, stable keys"),
@@ -3941,10 +4744,12 @@ def settle(args: Any) -> None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
+    args.given = set()
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         name = flag.names.split()[0]
         field = name[2:].replace("-", "_")
         given = getattr(args, field) not in (None, False)
+        args.given |= {field} if given else set()
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
             raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
@@ -4134,6 +4939,7 @@ def run(argv: Sequence[str]) -> None:
     args = parse_args(argv)
     tables = presets()
     read_rates(args, tables.get("links", []))
+    args.startup_log_read = read_startup_log(args.startup_log) if args.startup_log else None
     if args.list:
         print_list(tables)
     elif args.compare is not None:
