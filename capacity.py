@@ -1719,6 +1719,7 @@ USUAL: Dict[str, Scheme] = {
     "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
     "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
     "bnb": Scheme("int4", 4, 64, 1, 1 + 4 / 256), "mxfp4": MXFP4, "nvfp4": NVFP4}
+BLOCK_FP8_MAKERS = ("Qwen3", "Deepseek", "Glm", "MiniMaxM2", "Kimi")  # their own FP8 checkpoints
 ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
 
 
@@ -1732,7 +1733,7 @@ def standard_quant(name: str, model: Model) -> Quant:
     if scheme is None:
         return Quant("", plain_bytes=4 if name == "fp32" else 2, plain=name)
     native = name == SPELLINGS.get(model.native, model.native)
-    if name == "fp8" and native:
+    if name == "fp8" and (native or model.arch.startswith(BLOCK_FP8_MAKERS)):
         scheme = BLOCK_FP8
     if model.experts and (name == "mxfp4" or (name == "int4" and native)):
         experts: Rules = [(EXPERTS, scheme._replace(group=32))]
@@ -2534,7 +2535,8 @@ def settings_of(d: Deployment, args: Any) -> Settings:
     latent = any(cache.kind == "mla" for cache in d.model.caches)
     return Settings(engine, version, args.ctx, args.max_num_seqs or seqs,
                     args.max_num_batched_tokens or tokens, util, True,
-                    64 if latent and engine == "vllm" else BLOCK_TOKENS[engine])
+                    64 if latent and engine == "vllm" and not () < version < (0, 8)
+                    else BLOCK_TOKENS[engine])
 
 
 class Profile(NamedTuple):
@@ -2549,20 +2551,21 @@ class Profile(NamedTuple):
 
 
 # The last row that applies counts. Fitted to tests/data/startup_logs.jsonl (tests/bench_logs.py);
-# which sampler and runner a version has: vLLM pulls 15777, 26859, 40376, 44443 and release 0.29.
+# which sampler and runner a version has: vLLM pulls 15777, 40376, 44443 and release 0.29.
 NATIVE = Profile((), 39, 0.1, 0.0, False, "the PyTorch sampler, the largest of any version")
 VLLM = (
     NATIVE._replace(basis="the PyTorch sampler"),
     Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler"),
     Profile((0, 10, 2), 39, 0.1, 0.0, False, "the PyTorch sampler"),
     Profile((0, 16), 15, 0.5, 0.0, False, "the Triton sampler"),
-    Profile((0, 21), 15, 0.5, 0.5, False, "the FlashInfer sampler; CUDA graphs counted"),
+    Profile((0, 21), 39, 0.5, 0.5, False, "the PyTorch sampler warmed up too; CUDA graphs "
+            "counted"),
     Profile((0, 25), 4, 0.5, 0.0, True, "runner V2, which warms no top-p sampler up"),
     Profile((0, 29), 4, 0.5, 0.5, False, "runner V2, which warms no top-p sampler up; CUDA graphs "
             "counted"),
 )
 NVLS_LINKS = ("nvlink4", "nvlink5")
-COMM_GIB = {True: 1.4, False: 0.12}  # buffers between GPUs: NCCL with NVLS, without
+COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15}  # buffers between GPUs, from logs
 
 
 def profile_of(d: Deployment, s: Settings) -> Profile:
@@ -2601,14 +2604,20 @@ def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
     run - what is not torch's - CUDA graphs (from 0.21). Source: vLLM v1/worker/gpu_worker.py.
     """
     profile = profile_of(d, s)
-    other = profile.library_gib
-    if d.tp > 1 or d.pp > 1:
-        other += COMM_GIB[bool(d.gpu.link and d.gpu.link.name in NVLS_LINKS)]
     last = stage == d.pp - 1
     return EngineMemory(
         d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), loaded_bytes(d, stage),
-        activation_bytes(d, s, profile.sampler_bytes if last else 0.0), other * GIB,
-        profile.graphs_gib * GIB)
+        activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
+        profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
+
+
+def comm_bytes(d: Deployment) -> float:
+    """Buffers for collectives on each GPU of a replica [B]; NCCL's are larger with NVLS."""
+    if d.tp * d.pp == 1:
+        return 0.0
+    nvls = d.gpu.link is not None and d.gpu.link.name in NVLS_LINKS
+    far = d.replica_gpus > max(SERVER_GPUS, d.gpu.domain)
+    return COMM_GIB["far" if far else "nvls" if nvls else "server"] * GIB
 
 
 def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
@@ -2766,7 +2775,7 @@ def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Setti
     total = 0
     for g in groups:
         if g.kind == "state":
-            need = 2 if s.prefix_caching and s.since(0, 25) else 1
+            need = 2 if s.prefix_caching and s.since(0, 28) else 1
         elif g.kind == "sliding":
             need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
         elif g.kind == "chunked":
@@ -2783,6 +2792,17 @@ def vllm_pool(d: Deployment, s: Settings, available: Sequence[float]) -> Pool:
     shares = [len(stage) / d.model.layers for stage in stage_layers(d.model.layers, d.pp)]
     blocks = min(max(0, int(free // (block * share))) for free, share in zip(available, shares))
     return Pool(groups, block, blocks, request_blocks(groups, s.max_model_len, d, s))
+
+
+# DeepSeek-V4 packs pages of several sizes into one block, which is not described here: bytes of a
+# sequence times this, and these bytes for each token in flight and layer (fitted to two logs).
+PACKED_SHARE, PACKED_TOKEN_BYTES = 1.24, 8700
+
+
+def packed_request_bytes(d: Deployment, s: Settings) -> float:
+    """What one request of max_model_len takes of a pool with compressed caches, roughly [B]."""
+    return (PACKED_SHARE * sequence_bytes(d, s.max_model_len)
+            + PACKED_TOKEN_BYTES * s.max_num_batched_tokens * d.model.layers * d.stage_share)
 
 
 def vllm_tokens(pool: Pool, d: Deployment, s: Settings) -> int:
@@ -2818,11 +2838,11 @@ def sglang_defaults(memory_gib: float, tp: int) -> Tuple[int, int]:
 
 
 def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_seqs: int) -> float:
-    """SGLang's own mem_fraction_static; before 0.4.7 a table by TP.
+    """SGLang's own mem_fraction_static; before 0.5 a table by TP.
 
-    Source: SGLang 0.5.23 arg_groups/memory_hook.py.
+    Source: SGLang 0.5.23 arg_groups/memory_hook.py; 0.4.1 server_args.py.
     """
-    if () < version < (0, 4, 7):
+    if () < version < (0, 5):
         return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(d.tp, 0.79)
     mib = d.gpu.memory_bytes / MIB
     reserved = 512 + 1.5 * max(prefill_tokens, 2048) + d.tp * d.pp / 8 * 1024 + 2 * graph_seqs
@@ -2865,7 +2885,7 @@ def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
     """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
     weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
     peak = activation_bytes(d, s, 0.0)
-    other = (0.5 + (COMM_GIB[True] if d.tp > 1 else 0)) * GIB
+    other = 0.5 * GIB + comm_bytes(d)
     left = d.gpu.torch_bytes - weights - peak - other
     return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - left * (1 - s.util), weights, peak,
                         other, 0.0)
@@ -3009,14 +3029,13 @@ def read_startup_log(path: str) -> Dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read(LOG_BYTES_MAX + 1)
     except OSError as error:
-        raise UserError(f"--startup-log {path}: {error.strerror or error}") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None
     if len(data) > LOG_BYTES_MAX:
-        raise UserError(f"--startup-log {path} is over {LOG_BYTES_MAX // MIB} MiB; cut it to the "
-                        "lines of one start")
+        raise UserError(f"{path} is over {LOG_BYTES_MAX // MIB} MiB; cut it to one start")
     found = parse_startup_log(data.decode("utf-8", "replace"))
     if not {name for name, _ in LOGGED} & set(found):
-        raise UserError(f"--startup-log {path} has no line of a vLLM or SGLang start that says "
-                        "how memory was divided; paste those from the weights to the KV cache")
+        raise UserError(f"{path} has no line of a vLLM or SGLang start that says how memory was "
+                        "divided; paste those from the weights to the KV cache")
     return found
 
 
@@ -3044,19 +3063,30 @@ def parse_startup_log(text: str) -> Dict[str, Any]:
             value *= GIB if key.endswith("_bytes") else 1
             old = found.get(key, value)
             found[key] = {"max": max, "min": min}.get(how, lambda _, new: new)(old, value)
+    if "Load weight" in text or "max_total_num_tokens" in text:
+        found["engine"] = "sglang"
     if "pool_part_bytes" in found:
         found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
     return found
 
 
 def engine_version(text: str) -> Version:
-    """The numbers of a version: 0.10.1.1, v0.14.0rc2 -> (0, 14, 0). UserError without any."""
+    """The numbers of a version: v0.14.0rc2 -> (0, 14, 0). UserError without any.
+
+    () for what tells nothing: a source build calls itself 0.1.dev8168; 0.2x may be any of ten.
+    """
     import re
 
-    match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)", text.strip())
+    match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)(\.dev|x)?", text.strip().lower())
     if not match:
         raise UserError(f"{text!r} is no version; write 0.33 or 0.10.2")
-    return tuple(int(part) for part in match[1].split(".")[:3])
+    numbers = tuple(int(part) for part in match[1].split(".")[:3])
+    return () if match[2] == "x" or (match[2] and numbers == (0, 1)) else numbers
+
+
+def dotted(version: Version) -> str:
+    """A version as people write it; '' where it is not known."""
+    return ".".join(map(str, version))
 
 
 class EngineAnswer(NamedTuple):
@@ -3077,9 +3107,13 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
     stages = engine_stages(d, s, reserve, weights)
     memory = min(stages, key=lambda stage: stage.available_bytes)
     available = [stage.available_bytes for stage in stages]
-    spread = (0.02, 0.02) if reserve is not None else RESERVE_BAND[bool(s.version)]
-    low = memory.available_bytes - memory.reserve_bytes * spread[1] - memory.weights_bytes * 0.005
-    high = memory.available_bytes + memory.reserve_bytes * spread[0] + memory.weights_bytes * 0.005
+    low, high = available_band(s, memory, reserve is not None)
+    if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
+        requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
+        refusals = [] if requests >= 1 else [Refusal(
+            f"one request of {count(s.max_model_len)} tokens does not fit", room_cure(d, 1.0))]
+        return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
+                            shard_refusals(d) + refusals, low, high)
     if s.engine == "vllm":
         pool = vllm_pool(d, s, available)
         return EngineAnswer(memory, pool, vllm_tokens(pool, d, s), pool.concurrency,
@@ -3091,9 +3125,21 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
     return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
 
 
-# The reserve logged over the reserve predicted: by how much it was smaller, and larger, in eight of
-# ten logs (tests/bench_logs.py), where the version was not known, and where it was.
-RESERVE_BAND = {False: (0.5, 0.3), True: (0.3, 0.3)}
+def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
+    """Where the available KV memory falls in nine of ten logs [B]."""
+    left = memory.available_bytes
+    if logged or s.engine != "vllm":
+        spread = abs(left) * POOL_BAND["logged" if logged else s.engine]
+        return left - spread, left + spread
+    less, more = RESERVE_BAND[bool(s.version)]
+    load = memory.weights_bytes * 0.005
+    return left - memory.reserve_bytes * more - load, left + memory.reserve_bytes * less + load
+
+
+POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
+# By how much the reserve logged was under, and over, the one predicted in nine of ten logs
+# (tests/bench_logs.py), by whether the version is known: the newest reserve a third of the oldest.
+RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
 
 
 def engine_stages(d: Deployment, s: Settings, reserve: Optional[float],
@@ -4290,13 +4336,13 @@ BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 def say_engine(case: Case, answer: Answer) -> None:
     """What the engine will log at start-up, and what it would refuse."""
     d, s = case.d, settings_of(case.d, case.args)
-    log = case.args.startup_log_read
+    log = case.args.startup_log
     if log:
         d, s = as_logged(d, s, log, case.args)
     found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
     record_engine(d, s, found, answer)
     m = found.memory
-    version = ".".join(map(str, s.version)) or "version not given"
+    version = dotted(s.version) or "(version not given)"
     parts = [f"weights {m.weights_bytes / GIB:.2f}"]
     parts += [f"{name} {size / GIB:.2f}" for name, size in (
         ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
@@ -4307,8 +4353,13 @@ def say_engine(case: Case, answer: Answer) -> None:
              f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
              f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
-    lines.append(f"GPU KV cache size: {count(found.tokens)} tokens{blocks}; maximum concurrency "
-                 f"for {count(s.max_model_len)} tokens per request: {found.concurrency:.2f}x")
+    size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
+            f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
+    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
+                 f"{found.concurrency:.2f}x")
+    if s.engine == "vllm" and not s.version and not log:
+        newest = engine_answer(d, s._replace(version=ENGINES["vllm"])).memory.available_bytes
+        lines[-2] += f"; {newest / GIB:.2f} from {dotted(ENGINES['vllm'])} on"
     lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
                  f"{count(s.max_num_batched_tokens)}")
     answer.say("ENGINE", *lines)
@@ -4321,7 +4372,7 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     m, key = found.memory, "engine."
     for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
         answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
-    answer.add(key + "version", ".".join(map(str, s.version)) or None)
+    answer.add(key + "version", dotted(s.version) or None)
     answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
     answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
     answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
@@ -4396,7 +4447,7 @@ LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
 
 def say_startup_log(case: Case, answer: Answer) -> None:
     """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
-    log = case.args.startup_log_read
+    log = case.args.startup_log
     d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
     s = s._replace(util=log.get("util", s.util))
     found = engine_answer(d, s)
@@ -4688,7 +4739,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "once (default: its own)"),
         Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "of one step "
              "(default: the engine's own)"),
-        Flag("--startup-log", word, "FILE", "a pasted vLLM or SGLang log beside the prediction"),
+        Flag("--startup-log", read_startup_log, "FILE", "a pasted vLLM or SGLang log, beside the "
+             "prediction"),
     ),
     "output": (
         Flag("--json", None, "", "everything, SI units, stable keys"),
@@ -4756,6 +4808,8 @@ def settle(args: Any) -> None:
                             "it, or drop this")
         if getattr(args, field) is None:
             setattr(args, field, flag.default)
+    if args.startup_log and not args.engine:
+        args.engine = args.startup_log.get("engine", "vllm")
 
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
@@ -4853,9 +4907,20 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
     by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
+    if by_id is None and "/" in name:
+        by_id = next((r for r in rows if bare_name(name) in map(bare_name, (
+            r["name"], str(r.get("id")), *r.get("aliases", ())))), None)
     if by_id or "/" not in name or args.preset:
         return build_preset(by_id or find_row("models", name, "model", rows))
     return model_from_checkpoint(name, *fetch_checkpoint(name))
+
+
+def bare_name(name: str) -> str:
+    """A Hugging Face id without its organisation and what changes no shape: -Instruct, -hf."""
+    import re
+
+    name = name.rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"(-(instruct|it|chat|hf|base))+(?=-v?\d|$)", "", name)
 
 
 def looks_like_path(name: str) -> bool:
@@ -4939,7 +5004,6 @@ def run(argv: Sequence[str]) -> None:
     args = parse_args(argv)
     tables = presets()
     read_rates(args, tables.get("links", []))
-    args.startup_log_read = read_startup_log(args.startup_log) if args.startup_log else None
     if args.list:
         print_list(tables)
     elif args.compare is not None:

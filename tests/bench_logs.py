@@ -38,6 +38,7 @@ def predict(ask):
 def compare(row):
     """Relative errors of one row: weights, each KV figure, and the share of the reserve."""
     got, memory = predict(row["ask"])
+    got["max_concurrency"] *= row.get("dp", 1)  # such a row states the sum over its ranks
     errors = {name: got[name] / row[name] - 1 for name in ("model_loading_gib", *KV)
               if row.get(name) and got[name] is not None and row[name] > 0}
     kv, weights = row.get("available_kv_gib"), row.get("model_loading_gib")
