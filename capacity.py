@@ -15,7 +15,7 @@ without that works from explicit flags.
 
 Sections: 1 words, units and lengths, 2 the answer and its steps, 3 models (skip it unless you add
 a family), 4 hardware, 5 the deployment, 6 memory, 7 step time, 8 collectives, 9 the sections of
-the answer, 10 comparing, 11 the command line.
+the answer, 10 comparing, 11 the command line; 6b what an engine will log at start-up.
 """
 
 from __future__ import annotations
@@ -2629,6 +2629,8 @@ def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
     of the encoder's budget. Source: vLLM profile_run; constants from logs.
     """
     m, tokens = d.model, s.max_num_batched_tokens
+    if not m.tensors:
+        return d.reserve_bytes  # a model by hand: the budget's own reserve
     wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
                default=4 * m.hidden)
     expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
@@ -2916,11 +2918,11 @@ def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) ->
     if memory.available_bytes <= pool.block_bytes:
         needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
         found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
-                             "weights, activations and buffers", room_cure(d, needed)))
+                             "weights, activations and buffers", room_cure(d, s)))
     elif pool.blocks_per_request > pool.blocks - 1:
         longest = longest_that_fits(pool, d, s)
         found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
-                             f"--max-model-len {longest}" if longest else room_cure(d, 1.0)))
+                             f"--max-model-len {longest}" if longest else room_cure(d, s)))
     if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
         found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
                              "blocks", f"--max-num-seqs {pool.blocks}"))
@@ -2930,13 +2932,32 @@ def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) ->
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
 
 
-def room_cure(d: Deployment, needed: float) -> str:
-    """The flag that makes room: utilisation if that is enough, else more GPUs or fewer bytes."""
-    share = math.ceil(needed * 100 + 2) / 100
-    if d.util < share <= 0.97:
-        return f"--gpu-memory-utilization {share:g}"
-    wider = [n for n in fitting_tp(d.model) if n > d.tp and n & (n - 1) == 0]
-    return f"--tensor-parallel-size {wider[0]}" if wider else "--quantization fp8"
+ROOM_FLAGS = {  # share of memory, TP, PP, as each engine spells them
+    "vllm": ("--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size"),
+    "sglang": ("--mem-fraction-static", "--tp-size", "--pp-size"),
+    "trtllm": ("--kv_cache_free_gpu_memory_fraction", "--tp_size", "--pp_size")}
+
+
+def room_cure(d: Deployment, s: Settings) -> str:
+    """The flag that makes room for one request: a larger share, more GPUs, or fewer bytes."""
+    share, tp, pp = ROOM_FLAGS[s.engine]
+    tries = [(f"{share} {n / 100:g}", d, s._replace(util=n / 100))
+             for n in range(math.ceil(s.util * 100), 98)]
+    tries += [(f"{tp} {n}", d._replace(tp=n), s) for n in fitting_tp(d.model)
+              if n > d.tp and n & (n - 1) == 0]
+    tries += [(f"{pp} {n}", d._replace(pp=n), s) for n in (2, 4, 8) if d.pp < n <= d.model.layers]
+    tries += [("--quantization fp8", d._replace(weights=WEIGHTS["fp8"]), s)]
+    return next((flag for flag, other, how in tries if holds_one(other, how)),
+                "a larger GPU, or more of them with fewer bytes a weight")
+
+
+def holds_one(d: Deployment, s: Settings) -> bool:
+    """Whether the pool would hold one request of max_model_len."""
+    room = [memory.available_bytes for memory in engine_stages(d, s, None, None)]
+    if s.engine != "vllm" or any(c.every > 1 for c in d.model.caches):
+        return min(room) >= sequence_bytes(d, s.max_model_len)
+    pool = vllm_pool(d, s, room)
+    return min(room) > 0 and pool.blocks_per_request < pool.blocks
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
@@ -2982,7 +3003,7 @@ def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
 # A pasted log: what it says, whatever the version's wording. The worst rank counts.
 GIB_TEXT = r"([-\d.]+) ?Gi?B"
 LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or "last"
-    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[=- ]v?)"
+    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[= ]v?)"
                 r"(\d+(?:\.\d+)+)", "last"),
     ("total_bytes", r"total_gpu_memory \(" + GIB_TEXT, "min"),
     ("total_bytes", r"Free memory on device \([\d.]+/([\d.]+) GiB\)", "min"),
@@ -3111,7 +3132,8 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
         requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
         refusals = [] if requests >= 1 else [Refusal(
-            f"one request of {count(s.max_model_len)} tokens does not fit", room_cure(d, 1.0))]
+            f"one request of {count(s.max_model_len)} tokens does not fit",
+            f"--max-model-len {int(requests * s.max_model_len) or 1}")]
         return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
                             shard_refusals(d) + refusals, low, high)
     if s.engine == "vllm":
@@ -3120,8 +3142,7 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
                             refusals_of(d, s, memory, pool), low, high)
     tokens = sglang_tokens(d, memory.available_bytes)
     tokens -= tokens % s.block_tokens
-    refusals = [] if tokens else [Refusal("no memory is left for the KV cache",
-                                          room_cure(d, 1.0))]
+    refusals = [] if tokens else [Refusal("no memory is left for the KV cache", room_cure(d, s))]
     return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
 
 
