@@ -2092,6 +2092,7 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
 
 
 BY_HAND = {
+    "workloads": "give --input-len, --output-len and the SLOs",
     "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
     "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
     "links": "give a rate such as 450GB/s",
@@ -2507,7 +2508,7 @@ class Settings(NamedTuple):
         return not self.version or self.version >= version
 
 
-ENGINES = {"vllm": (0, 33), "sglang": (0, 5, 23), "trtllm": (1, 0)}  # the newest described
+NEWEST_VLLM = (0, 33)  # of the versions described
 BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
 CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
 
@@ -2526,14 +2527,14 @@ def settings_of(d: Deployment, args: Any) -> Settings:
         if "util" not in args.given:
             util = sglang_fraction(d, version, tokens, seqs)
     elif () < version < (0, 8):
-        chunked = args.ctx > CHUNKED_FROM_TOKENS
-        tokens, seqs = 2048 if chunked else max(args.ctx, 2048), 256
+        chunked = d.ctx_tokens > CHUNKED_FROM_TOKENS
+        tokens, seqs = 2048 if chunked else max(d.ctx_tokens, 2048), 256
     else:
         large = memory >= 70 and not a100
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
     latent = any(cache.kind == "mla" for cache in d.model.caches)
-    return Settings(engine, version, args.ctx, args.max_num_seqs or seqs,
+    return Settings(engine, version, d.ctx_tokens, args.max_num_seqs or seqs,
                     args.max_num_batched_tokens or tokens, util, True,
                     64 if latent and engine == "vllm" and not () < version < (0, 8)
                     else BLOCK_TOKENS[engine])
@@ -3389,6 +3390,9 @@ class Expected(NamedTuple):
     basis: str
 
 
+UNFITTED = Calibration(0.85, 0.55, 50 * US, 5 * US, 20 * US, 0.45, 0.75, 1.3, "starting values")
+
+
 def calibration_of(d: Deployment, engine: str, tables: Mapping[str, Any]) -> Calibration:
     """The constants that were fitted for this kind of deployment, or wider ones."""
     moe = bool(d.model.experts)
@@ -3422,6 +3426,265 @@ def expected_of(d: Deployment, batch: int, cal: Calibration) -> Expected:
                     batch * d.output_tokens / seconds, cal.basis)
 
 
+# ---- 8c. The plan ------------------------------------------------------------------------------
+# How a load with SLOs becomes replicas: one replica's sustainable rate is the fixed point of the
+# step-time equation, the fleet is the load over it, and every margin is a constant with a name.
+
+TTFT_ALLOWANCE_S = 0.3  # of a request's time in the system, before anything is measured
+TPOT_MARGIN = 0.8  # share of the TPOT (or E2E) SLO that is planned for: expectation against p99
+HEADROOM = 0.7  # share of its sustainable rate that a replica is given
+KV_MARGIN = 1.5  # KV tokens held, over those that Little's law asks for
+SEQS_MARGIN = 1.3  # batch slots over the mean in flight
+SEQS_MOST = 1024  # batch slots when nothing says otherwise: the engines' largest default
+CHUNKS = ((0.025, 2048), (0.060, 4096), (math.inf, 8192))  # TPOT SLO up to [s], tokens a step
+PLAN_SOURCE = "fixed point of the step-time equation: batch = rate * output * step"
+LITTLE = "Little's law, L = rate * W (Little 1961)"
+
+
+class Load(NamedTuple):
+    """What is asked of a fleet: arrivals, lengths, service-level objectives."""
+
+    rate_rps: Optional[float]  # at peak; None: how much would it bear?
+    mean_rate_rps: Optional[float]
+    input_len: Lengths
+    output_len: Lengths
+    shared_tokens: int  # of every prompt, cached
+    slo_ttft_s: float  # p99; infinite where not asked, as the next two
+    slo_tpot_s: float
+    slo_e2e_s: float
+    max_num_seqs: int
+
+    @property
+    def fresh_tokens(self) -> float:
+        """Mean prompt tokens that no prefix cache holds."""
+        return max(1.0, self.input_len.mean - self.shared_tokens)
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean tokens of a finished request, the shared prefix counted."""
+        return self.input_len.mean + self.output_len.mean
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens a step: fewer, the stricter the inter-token latency."""
+        return next(tokens for most_s, tokens in CHUNKS if self.slo_tpot_s <= most_s)
+
+
+class Steady(NamedTuple):
+    """One replica in steady state with so many in flight."""
+
+    batch: float
+    rate_rps: float
+    tpot_s: float
+    ttft_p99_s: float
+    prefill_share: float  # of the replica's time
+    e2e_s: float  # mean
+
+
+class Replica:
+    """One replica under a load: its step and prefill times, found once for many batches."""
+
+    def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
+        """Hold the deployment, the load and the constants."""
+        from statistics import fmean, pstdev
+        self.d, self.load, self.cal = d, load, cal
+        self.output = load.output_len.mean
+        self.prefill_s = self._prefill(load.input_len.mean)
+        self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
+        fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
+                 for i in range(64)]
+        self.fresh_cv = pstdev(fresh) / fmean(fresh)  # of the service time, which M/G/1 wants
+        memory = memory_of(d)
+        each = sequence_bytes(d, load.context_tokens)
+        self.kv_seqs = max(0, int(max(0.0, memory.pool_bytes) / each * d.attention_dp))
+
+    def _prefill(self, tokens: float) -> float:
+        """GPU time of a prompt less what its cached shared part saves [s]."""
+        shared = min(self.load.shared_tokens, max(0.0, tokens - 1))
+        cached = expected_prefill_s(self.d, shared, self.cal) if shared else 0.0
+        return expected_prefill_s(self.d, tokens, self.cal) - cached
+
+    def at(self, batch: float) -> Steady:
+        """The steady state with so many decoding: batch = rate * output * tpot, solved for rate.
+
+        A step takes the decode step D(B) and its share of the prefills: tpot = D + B * P / output,
+        so rate = B / (output * D + B * P). A prompt waits as in M/G/1 for those before it, then for
+        a step to end, then takes its own; the p99 adds the deviations of wait (exponential tail)
+        and prompt length as independent. Source: Kleinrock, Queueing Systems I.
+        """
+        load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
+        rate = batch / (self.output * decode_s + batch * self.prefill_s)
+        tpot = decode_s + batch * self.prefill_s / self.output
+        steps = load.fresh_tokens / load.chunk_tokens
+        wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
+        own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
+        e2e = wait + own + tpot * max(0.0, self.output - 1)
+        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
+
+    def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
+        """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
+        busy = min(0.999, rate * service_s)
+        mean = busy * service_s * (1 + self.fresh_cv**2) / 2 / (1 - busy)
+        p99 = max(mean, mean / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
+        return mean, math.hypot(p99 - mean, self.p99_prefill_s - self.prefill_s)
+
+    def prefill_only(self, shipped_s: float) -> float:
+        """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
+        low, high = 0.0, 1 / self.prefill_s
+        for _ in range(20):
+            middle = (low + high) / 2
+            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
+            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
+        return low
+
+    def broken(self, batch: float, margin: float) -> str:
+        """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
+        load, steady = self.load, self.at(batch)
+        for name, over in (("kv", batch > self.kv_seqs),
+                           ("max_num_seqs", batch > load.max_num_seqs),
+                           ("tpot", steady.tpot_s > load.slo_tpot_s * margin),
+                           ("e2e", steady.e2e_s > load.slo_e2e_s * margin),
+                           ("ttft", steady.ttft_p99_s > load.slo_ttft_s)):
+            if over:
+                return name
+        return ""
+
+    def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
+        """The most that keeps every limit, and the limit that one more in flight would break."""
+        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        for _ in range(14):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
+        return (self.at(low) if low else None), self.broken(high, margin)
+
+    def at_rate(self, rate_rps: float) -> Steady:
+        """The steady state at a rate, which must be below the sustained one."""
+        low, high = 0.0, float(max(1, self.kv_seqs))
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.at(middle).rate_rps < rate_rps else (low, middle)
+        return self.at(high)
+
+
+def longest_request(input_len: Lengths, output_len: Lengths) -> int:
+    """The p99.9 context, up to a multiple of 1,024 [tokens]."""
+    return rounded_up(input_len.quantile(0.999) + output_len.quantile(0.999), KIB)
+
+
+class Plan(NamedTuple):
+    """How many replicas a load needs, and how each is started."""
+
+    engine: str
+    load: Load
+    sustained: Optional[Steady]  # one replica, at most; None when one request is too much
+    binding: str
+    planned_tpot_s: float
+    in_flight: float  # Little's L at the peak rate, whole fleet
+    kv_tokens_needed: float
+    kv_tokens_per_replica: float
+    replicas: int  # 0 when no number of replicas helps
+    fleet: int  # replicas that the flags name (--dp), else those needed
+    spares: int
+    steady: Optional[Steady]  # one of these replicas at its share of the peak rate
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def rate_per_replica_rps(self) -> float:
+        """Requests a second that one replica sustains."""
+        return self.sustained.rate_rps if self.sustained else 0.0
+
+
+def rounded_up(value: float, step: int) -> int:
+    """The next multiple of a step."""
+    return math.ceil(value / step - 1e-9) * step
+
+
+def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
+    """The plan of one deployment for a load.
+
+    in_flight: Little's L over the fleet, with TTFT_ALLOWANCE_S and TPOT_MARGIN of the TPOT SLO (the
+    expected TPOT where there is none). replicas: ceil(rate / sustained / HEADROOM).
+    Source: the runbook of the README; Little 1961.
+    """
+    replica = Replica(d, load, cal)
+    best, binding = replica.sustained()
+    tpot = (load.slo_tpot_s * TPOT_MARGIN if load.slo_tpot_s < math.inf
+            else best.tpot_s if best else 0.0)
+    rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
+    replicas = (0 if not best else d.replicas if load.rate_rps is None
+                else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
+    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
+    fleet = d.replicas if d.replicas > 1 else replicas
+    seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
+    memory = memory_of(d)
+    return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
+                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
+                replica.at_rate(rate / replicas) if replicas else None,
+                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
+                max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
+
+
+class Candidate(NamedTuple):
+    """One deployment of a search, and what it would cost."""
+
+    d: Deployment
+    plan: Plan
+    gpus: int
+    per_hour: Optional[float]
+
+
+def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
+    """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
+    model, given = d.model, args.given
+    gpus = [d.gpu] if "gpu" in given or "gpu_bandwidth" in given else [
+        gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
+        if not args.prices or row["name"] in args.prices]
+    weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
+    if not {"weights", "weight_bytes"} & given:
+        weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
+                     expert_param_share(model)) for p in map(WEIGHTS.get, ("fp8", "int4", "nvfp4"))
+                    if p and p.bytes * model.params < d.weight_bytes * 0.99]
+    kvs = [d.kv] if {"kv", "kv_bytes"} & given else [KV["bf16"], KV["fp8"]]
+    found = []
+    for gpu in gpus:
+        for tp, dp, ep in layouts(d, given, gpu):
+            for stored, size, source, share in weights:
+                if stored.name in ("fp8", "nvfp4") and stored.compute not in gpu.flop_s:
+                    continue  # the memory alone is int4's to save
+                compute = stored.compute if stored.compute in gpu.flop_s else "bf16"
+                found += [d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, weights=stored, compute=compute,
+                                     weight_bytes=size, weight_source=source, expert_share=share,
+                                     kv=kv) for kv in kvs]
+    return found
+
+
+def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, int]]:
+    """(TP, DP, EP) to try on a GPU: TP in one link domain; DP attention for latent caches."""
+    if {"tp", "dp", "ep", "pp", "pcp", "dcp"} & given:
+        return [(d.tp, d.dp, d.ep)]
+    most = max(1, min(gpu.domain, SERVER_GPUS))
+    sizes = [n for n in (1, 2, 4, 8) if n <= most and not tp_problem(d.model, n)]
+    wide = ([(1, n, n) for n in sizes if n > 1]
+            if d.model.experts and any(c.kind == "mla" for c in d.model.caches) else [])
+    return [(n, 1, 1) for n in sizes] + wide
+
+
+def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
+    """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is)."""
+    found = []
+    for other in candidates(d, args, tables):
+        plan = plan_of(other, load, calibration_of(other, args.engine or "vllm", tables),
+                       args.engine or "vllm")
+        if plan.replicas:
+            gpus = plan.replicas * other.replica_gpus
+            price = price_of(args, other.gpu.name)
+            found.append(Candidate(other, plan, gpus, price and price * gpus))
+    return sorted(found, key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
+                                        -c.d.weight_bytes, -c.d.kv.bytes))
+
+
 # ---- 9. The sections of the answer -------------------------------------------------------------
 # Each takes the case and the answer, and adds its steps and lines to it. SECTIONS, at the end, is
 # their order and when each is asked for: a new one is entered there.
@@ -3441,6 +3704,9 @@ class Case(NamedTuple):
     memory: Memory
     limit: int  # sequences of ctx tokens that one replica holds
     batch: int  # that run at once: as asked, but never more than the limit
+    cal: Calibration = UNFITTED
+    plan: Optional[Plan] = None  # where a load or SLO is asked about
+    ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
 
     @property
     def step(self) -> StepTime:
@@ -4379,8 +4645,8 @@ def say_engine(case: Case, answer: Answer) -> None:
     lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
                  f"{found.concurrency:.2f}x")
     if s.engine == "vllm" and not s.version and not log:
-        newest = engine_answer(d, s._replace(version=ENGINES["vllm"])).memory.available_bytes
-        lines[-2] += f"; {newest / GIB:.2f} from {dotted(ENGINES['vllm'])} on"
+        newest = engine_answer(d, s._replace(version=NEWEST_VLLM)).memory.available_bytes
+        lines[-2] += f"; {newest / GIB:.2f} from {dotted(NEWEST_VLLM)} on"
     lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
                  f"{count(s.max_num_batched_tokens)}")
     answer.say("ENGINE", *lines)
@@ -4501,6 +4767,424 @@ def say_startup_log(case: Case, answer: Answer) -> None:
     answer.say("STARTUP LOG", *lines)
 
 
+# The plan: the runbook's nine steps, then five lines for a customer.
+
+
+def say_plan(case: Case, answer: Answer) -> None:
+    """From SLO to deployment: nine steps with their work, then what a customer is sent."""
+    plan = case.plan
+    if plan is None:
+        return
+    answer.lines.append("")
+    for say in (plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_configure,
+                plan_measure, plan_scale_out, plan_watch, plan_report):
+        say(case, plan, answer)
+    answer.lines.append("")
+
+
+def slo_text(load: Load) -> str:
+    """The SLOs in words."""
+    parts = [f"{name} p99 < {scaled(value, 's')}" for name, value in (
+        ("TTFT", load.slo_ttft_s), ("TPOT", load.slo_tpot_s), ("E2E", load.slo_e2e_s))
+        if value < math.inf]
+    return ", ".join(parts) or "none: throughput alone"
+
+
+def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 1: what was asked."""
+    load = plan.load
+    answer.add("plan.engine", plan.engine)
+    answer.add("plan.rate_rps", load.rate_rps, "req/s", source="--rate, at peak")
+    answer.add("plan.mean_rate_rps", load.mean_rate_rps, "req/s", source="--mean-rate")
+    for name, value in (("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s),
+                        ("e2e", load.slo_e2e_s)):
+        answer.add(f"plan.slo_{name}_s", value, "s", source=f"--slo-{name}-ms, p99")
+    answer.add("plan.input_len", load.input_len.text)
+    answer.add("plan.output_len", load.output_len.text)
+    answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
+               source="--shared-prefix-len")
+    rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
+    shared = f", {count(load.shared_tokens)} of it shared" if load.shared_tokens else ""
+    answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
+               f"{load.output_len.text}; {slo_text(load)}")
+
+
+def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 2: Little's law against the KV pool."""
+    load = plan.load
+    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    answer.add("plan.in_flight", plan.in_flight, "requests", "rate * (ttft_allowance + output * "
+               "tpot)", f"{LITTLE}; TPOT at {TPOT_MARGIN:.0%} of its SLO", rate=rate,
+               ttft_allowance=TTFT_ALLOWANCE_S, output=load.output_len.mean,
+               tpot=plan.planned_tpot_s)
+    needed = answer.add("plan.kv_tokens_needed", plan.kv_tokens_needed, "tokens",
+                        "in_flight * (input + output)", "shared prefix not deducted",
+                        in_flight=plan.in_flight, input=load.input_len.mean,
+                        output=load.output_len.mean)
+    wanted = answer.add("plan.kv_tokens_wanted", needed * KV_MARGIN, "tokens", "needed * margin",
+                        "the runbook's 1.5", needed=needed, margin=KV_MARGIN)
+    held = answer.add("plan.kv_tokens_held", plan.kv_tokens_per_replica * plan.replicas, "tokens",
+                      "per_replica * replicas", BUDGET, per_replica=plan.kv_tokens_per_replica,
+                      replicas=plan.replicas)
+    answer.add("plan.kv_holds", held >= wanted)
+    least = (math.ceil(wanted / plan.kv_tokens_per_replica) if plan.kv_tokens_per_replica else None)
+    answer.add("plan.replicas_for_kv", least)
+    verdict = ("hold them" if held >= wanted else "do NOT: "
+               + (f"{least} would by this rule" if least else "nothing fits"))
+    answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
+               f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
+               f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
+               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}; {plan.replicas} "
+               f"replicas of {count(plan.kv_tokens_per_replica)} {verdict}")
+
+
+def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 3: can one stream be fast enough at all, and what is expected at this load."""
+    d, load = case.d, plan.load
+    floor = answer.add("plan.tpot_floor_s", decode_step(d, 1, mbu=TYPICAL_MBU).step_s, "s",
+                       source=f"one stream at {TYPICAL_MBU:.0%} MBU")
+    line = f"one stream {scaled(floor, 's')} at {TYPICAL_MBU:.0%} MBU"
+    if plan.steady:
+        tpot = answer.add("plan.tpot_s", plan.steady.tpot_s, "s", source=PLAN_SOURCE)
+        low = answer.add("plan.tpot_low_s", tpot * case.cal.low, "s", source=case.cal.basis)
+        high = answer.add("plan.tpot_high_s", tpot * case.cal.high, "s", source=case.cal.basis)
+        line += (f"; expected {scaled(tpot, 's')} ({figure(low / MS)} to {scaled(high, 's')}) with "
+                 f"{figure(plan.steady.batch)} in flight a replica, prefills included")
+    if load.slo_tpot_s < math.inf:
+        verdict = "met with margin" if floor < load.slo_tpot_s * TPOT_MARGIN else \
+            "NOT met with margin: raise TP, quantise, speculate, or more bandwidth"
+        line += f"; SLO {scaled(load.slo_tpot_s, 's')}: floor {verdict}"
+    answer.say("3 TPOT FLOOR", line)
+
+
+def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 4: the prefill of the p99 prompt, cold and with its prefix cached."""
+    d, load = case.d, plan.load
+    long = load.input_len.quantile(0.99)
+    answer.add("plan.input_p99_tokens", long, "tokens", source="p99 of --input-len")
+    fresh = max(1.0, long - load.shared_tokens)
+    formula, numbers = prefill_formula(d, long)
+    cold = answer.add("plan.ttft_floor_s", prefill_seconds(d, long, TYPICAL_MFU), "s", formula,
+                      f"p99 prompt at {TYPICAL_MFU:.0%} of the peak", **dict(numbers,
+                                                                            mfu=TYPICAL_MFU))
+    formula, numbers = prefill_formula(d, fresh)
+    warm = answer.add("plan.ttft_floor_cached_s", prefill_seconds(d, fresh, TYPICAL_MFU), "s",
+                      formula, "the same with the shared prefix cached", **dict(numbers,
+                                                                              mfu=TYPICAL_MFU))
+    line = f"p99 prompt of {count(long)}: {scaled(cold, 's')} cold"
+    if load.shared_tokens:
+        line += f", {scaled(warm, 's')} with the prefix cached"
+    if plan.steady:
+        ttft = answer.add("plan.ttft_p99_s", plan.steady.ttft_p99_s, "s",
+                          source="wait (M/G/1), steps, prefill; deviations of "
+                          "wait and prompt length as independent")
+        line += f"; expected p99 with queueing {scaled(ttft, 's')} at the planned load"
+    if load.slo_ttft_s < math.inf:
+        room = "fits" if warm < load.slo_ttft_s else "does NOT fit: TP, CP, caching, or P/D"
+        line += f"; SLO {scaled(load.slo_ttft_s, 's')}: floor {room}"
+    answer.say("4 TTFT FLOOR", line)
+
+
+def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
+    """The engine settings of a plan, by vLLM's names."""
+    d = case.d
+    flags: Dict[str, Any] = {
+        "tensor-parallel-size": d.tp, "gpu-memory-utilization": d.util,
+        "max-model-len": plan.max_model_len, "max-num-seqs": plan.max_num_seqs,
+        "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
+    if d.kv.bytes <= 1:
+        flags["kv-cache-dtype"] = d.kv.name
+    return flags
+
+
+def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 5: the flags that follow."""
+    load = plan.load
+    answer.add("plan.max_model_len", plan.max_model_len, "tokens",
+               source="p99.9 input + p99.9 output, up to a multiple of 1,024")
+    answer.add("plan.max_num_seqs", plan.max_num_seqs, "sequences", source="in flight a replica x "
+               f"{SEQS_MARGIN:g}, up to a multiple of 8")
+    answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
+               source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
+    answer.add("plan.flags", plan_flags(case, plan))
+    stall = expected_prefill_s(case.d, plan.max_num_batched_tokens, case.cal)
+    answer.add("plan.chunk_stall_s", stall, "s", source="a step filled with prefill, expected")
+    lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
+             f"{plan.max_num_seqs} ({count(plan.in_flight / max(1, plan.fleet))} in flight x "
+             f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
+             f"chunk holds every stream up {scaled(stall, 's')})"]
+    if load.shared_tokens:
+        lines.append("prefix caching on: the shared part is prefilled once a replica")
+    if plan.binding == "kv" and case.d.kv.bytes > 1:
+        lines.append("KV-bound: --kv fp8 would hold twice the tokens, after an accuracy check")
+    answer.say("5 CONFIGURE", *lines)
+
+
+def plan_measure(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 6: the load test that settles it."""
+    load = plan.load
+    words = ["loadgen.py URL --find-goodput", f"--input-len {load.input_len.text}",
+             f"--output-len {load.output_len.text}"]
+    words += [f"--shared-prefix-len {load.shared_tokens}"] * bool(load.shared_tokens)
+    words += [f"--slo-{name}-ms {figure(value / MS, 6)}" for name, value in (
+        ("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s), ("e2e", load.slo_e2e_s))
+        if value < math.inf]
+    answer.add("plan.measure_command", " ".join(words))
+    answer.say("6 MEASURE", f"one replica: {' '.join(words)}")
+
+
+def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 7: replicas, the margins in them, and whether P/D or speculation would pay."""
+    load, best = plan.load, plan.sustained
+    rate = answer.add("plan.rate_per_replica_rps", plan.rate_per_replica_rps, "req/s",
+                      source=PLAN_SOURCE)
+    answer.add("plan.binding", plan.binding)
+    answer.add("plan.batch_per_replica", plan.steady and plan.steady.batch, "requests",
+               source=PLAN_SOURCE)
+    if best is None:
+        answer.add("plan.replicas", 0)
+        answer.add("plan.spares", 0)
+        answer.say("7 SCALE OUT", f"not even one request at a time meets this: {plan.binding} "
+                   f"breaks first; {LIMIT_KNOBS[plan.binding]}")
+        return
+    answer.add("plan.batch_sustained", best.batch, "requests", source=PLAN_SOURCE)
+    if load.rate_rps:
+        answer.add("plan.replicas", plan.replicas, "", "ceil(rate / rate_per_replica / headroom)",
+                   "the runbook", rate=load.rate_rps, rate_per_replica=rate, headroom=HEADROOM)
+    else:
+        answer.add("plan.replicas", plan.replicas)
+    answer.add("plan.spares", plan.spares, source="N+1")
+    answer.add("plan.gpus", plan.replicas * case.d.replica_gpus, "GPUs")
+    lines = [f"one replica sustains {figure(rate)} req/s ({figure(best.batch)} in flight, TPOT "
+             f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, "
+             f"{best.prefill_share:.0%} of it prefill); one more breaks "
+             f"{LIMIT_NAMES[plan.binding]}"]
+    if load.rate_rps:
+        lines.append(f"ceil({figure(load.rate_rps)} / {figure(rate)} / {HEADROOM:g}) = "
+                     f"{plan.replicas} replicas = {plan.replicas * case.d.replica_gpus} GPUs, and "
+                     f"{plan.spares} spare for N+1")
+        if plan.fleet != plan.replicas:
+            lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
+                         f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
+        lines.append(margins_text(case, plan, answer))
+    lines += [disaggregation_text(case, plan, answer), speculation_text(case, plan, answer)]
+    answer.say("7 SCALE OUT", *lines)
+
+
+LIMIT_NAMES = {"kv": "the KV pool", "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
+               "tpot": f"{TPOT_MARGIN:.0%} of the TPOT SLO", "e2e": f"{TPOT_MARGIN:.0%} of the E2E "
+               "SLO"}
+LIMIT_KNOBS = {"kv": "--kv fp8, more TP, fewer weight bytes",
+               "max_num_seqs": "raise --max-num-seqs",
+               "ttft": "TP or CP, FP8 weights, prefix caching, P/D disaggregation",
+               "tpot": "more TP, fewer weight bytes, speculative decoding, more bandwidth",
+               "e2e": "more TP, fewer weight bytes, shorter outputs"}
+
+
+def margins_text(case: Case, plan: Plan, answer: Answer) -> str:
+    """Each stacked margin by name, and their product."""
+    assert plan.sustained is not None and plan.load.rate_rps
+    full, _ = Replica(case.d, plan.load, case.cal).sustained(1.0)
+    exact = plan.load.rate_rps / plan.rate_per_replica_rps / HEADROOM
+    margins = {"tpot_margin": full.rate_rps / plan.rate_per_replica_rps if full else 1.0,
+               "headroom": 1 / HEADROOM, "rounding_up": plan.replicas / exact}
+    product = answer.add("plan.margin_product", math.prod(margins.values()), "x",
+                         " * ".join(margins), "each margin that is in the replica count", **margins)
+    answer.add("plan.margins", {**margins, "kv_tokens": KV_MARGIN, "batch_slots": SEQS_MARGIN,
+                                "ttft_allowance_s": TTFT_ALLOWANCE_S})
+    return (f"margins in the replicas: rate at the whole SLO {figure(margins['tpot_margin'])}x, "
+            f"headroom {figure(1 / HEADROOM)}x, rounding up {figure(margins['rounding_up'])}x = "
+            f"{figure(product)}x the least that could do; apart: KV x {KV_MARGIN:g}, slots x "
+            f"{SEQS_MARGIN:g}, the spare")
+
+
+def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
+    """Whether prefill and decode on GPUs of their own would take fewer of them."""
+    load, d = plan.load, case.d
+    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
+    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
+    sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
+    seconds = sent / link.bytes_s if link else None
+    borne = [replica.prefill_only(seconds or 0.0)]
+    replica.prefill_s = replica.p99_prefill_s = 0.0
+    decode, _ = replica.sustained()
+    borne.append(decode.rate_rps if decode else 0.0)
+    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pays = answer.add("plan.disaggregation.pays",
+                      bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
+    answer.add("plan.disaggregation.prefill_replicas", pools[0])
+    answer.add("plan.disaggregation.decode_replicas", pools[1])
+    answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
+    shown = [count(n) if n else "no number of" for n in pools]
+    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
+    if link and seconds:
+        why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
+    return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
+
+
+def speculation_text(case: Case, plan: Plan, answer: Answer) -> str:
+    """Whether drafting would pay at the planned batch, by the step-time equation."""
+    args = case.args
+    alpha = 0.8 if args.spec_accept is None else args.spec_accept
+    gamma = args.spec_tokens if args.spec_accept is not None else 3
+    batch = max(1, round(plan.steady.batch if plan.steady else 1))
+    gain = answer.add("plan.speculation.speedup", speculative_speedup(
+        case.d, batch, alpha, gamma, args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
+    answer.add("plan.speculation.pays", gain > 1)
+    assumed = "" if args.spec_accept is not None else " (assumed: measure it)"
+    return (f"speculative decoding {'would pay' if gain > 1 else 'would not pay'}: "
+            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}{assumed}; "
+            "the bound, which a real drafter does not reach")
+
+
+def plan_watch(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 8: what to scale and alert on."""
+    slots = plan.max_num_seqs
+    answer.say("8 AUTOSCALE", f"scale on queue depth and KV utilisation, never on GPU utilisation; "
+               f"alert on TTFT and TPOT p99 against the SLO and on preemptions; {slots} slots a "
+               "replica: a queue that stays above zero is the signal (--autoscale)")
+
+
+def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
+    """Step 9: what it costs, and five lines that a customer could be sent."""
+    d, load = case.d, plan.load
+    cost = plan_cost(case, plan, answer)
+    inverse = plan_inverse(case, plan, answer)
+    answer.say("9 REPORT", *cost, *inverse)
+    if not plan.replicas or not plan.steady:
+        return
+    answer.lines.append("")
+    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
+    answer.say("PLAN", f"{plan.replicas} replicas of {d.model.name} on {d.replica_gpus}x "
+               f"{d.gpu.title} each ({layout_text(d)}, weights {d.weights.name}, KV {d.kv.name}), "
+               f"{plan.replicas * d.replica_gpus} GPUs; {plan.spares} more replica for N+1")
+    answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
+               f"in, {count(load.output_len.mean)} out: about {count(plan.in_flight)} at once")
+    answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
+               f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
+               f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}), TTFT p99 "
+               f"{scaled(plan.steady.ttft_p99_s, 's')}: an estimate until measured")
+    answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica, where "
+               f"{LIMIT_NAMES[plan.binding]} gives way; planned at {HEADROOM:.0%} of it")
+    answer.say("COST", *(cost[:1] or ["no price given: --gpu-price"]))
+
+
+def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
+    """The bill over the tokens, at the peak and at the mean rate; input and output apart."""
+    load, price = plan.load, case.args.gpu_price
+    answer.add("plan.cost_per_hour", price and price * plan.replicas * case.d.replica_gpus, "$")
+    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    if not price or not plan.steady or not plan.replicas:
+        for name in ("output", "input", "output_apart"):
+            answer.add(f"plan.cost_per_1m_{name}", None)
+        if not plan.replicas:
+            return []
+        hours = per_1m(plan.replicas * case.d.replica_gpus, rate * load.output_len.mean)
+        return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; --gpu-price for money"]
+    hourly = price * plan.replicas * case.d.replica_gpus
+    share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
+    lines = []
+    for name, at in (("", rate), ("_at_mean_rate", load.mean_rate_rps)):
+        if not at:
+            answer.add(f"plan.cost_per_1m_output{name}", None)
+            continue
+        whole = answer.add(f"plan.cost_per_1m_output{name}", per_1m(hourly, at
+                           * load.output_len.mean), "$", "per_hour / (tok_s * 3600) * 1e6",
+                           "the whole bill over the output tokens", per_hour=hourly,
+                           tok_s=at * load.output_len.mean)
+        given = answer.add(f"plan.cost_per_1m_input{name}", per_1m(hourly * share, at
+                           * load.input_len.mean), "$", "per_hour * share / (tok_s * 3600) * 1e6",
+                           "prefill's share of the GPU time, over the input tokens",
+                           per_hour=hourly, share=share, tok_s=at * load.input_len.mean)
+        apart = answer.add(f"plan.cost_per_1m_output_apart{name}", whole * (1 - share), "$",
+                           "whole * (1 - share)", "decode's share", whole=whole, share=share)
+        when = "at the mean rate" if name else "at peak"
+        lines.append(f"${hourly:.2f}/h; {when} ${whole:.3f} per 1M output tokens with the whole "
+                     f"bill on them, or ${given:.3f} per 1M input + ${apart:.3f} per 1M output")
+    return lines
+
+
+def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
+    """The same fixed point asked backwards: users, longest context, cheapest GPU."""
+    d, best = case.d, plan.sustained
+    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
+                       "requests", source=PLAN_SOURCE)
+    asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
+    longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
+                         "tokens", source="KV pool and TPOT SLO, by bisection")
+    lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
+             f"{'s' * (d.replicas > 1)}; longest context with {asked} in flight: "
+             f"{count(longest)} tokens"]
+    if case.ranked:
+        top = case.ranked[0]
+        answer.add("plan.inverse.cheapest_gpu", top.d.gpu.name)
+        answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
+    return lines
+
+
+def longest_context(case: Case, plan: Plan, batch: int) -> int:
+    """The longest history at which so many in flight keep the KV pool and the TPOT SLO [tokens]."""
+    d = case.d
+    low, high = 0, d.model.max_len or 2**20
+
+    def holds(tokens: int) -> bool:
+        other = d._replace(history_tokens=float(tokens))
+        return (sequence_bytes(d, tokens) * batch / d.attention_dp <= case.memory.pool_bytes
+                and expected_step_s(other, batch, case.cal)
+                <= plan.load.slo_tpot_s * TPOT_MARGIN)
+
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def candidate_row(c: Candidate) -> Dict[str, Any]:
+    """One line of the search's table."""
+    hourly, load = c.per_hour, c.plan.load
+    rate = load.rate_rps or c.plan.rate_per_replica_rps
+    return {"gpu": c.d.gpu.name, "layout": layout_text(c.d), "weights": c.d.weights.name,
+            "kv": c.d.kv.name, "replicas": c.plan.replicas, "gpus": c.gpus,
+            "rate_per_replica_rps": c.plan.rate_per_replica_rps, "per_hour": hourly,
+            "cost_per_1m_output": hourly and per_1m(hourly, rate * load.output_len.mean),
+            "tpot_s": c.plan.steady.tpot_s if c.plan.steady else None,
+            "binding": c.plan.binding}
+
+
+SEARCH = (
+    Column("gpu", "GPU", str), Column("layout", "layout", str), Column("weights", "weights", str),
+    Column("kv", "KV", str), Column("replicas", "replicas", str), Column("gpus", "GPUs", str),
+    Column("rate_per_replica_rps", "req/s each", figure), Column("tpot_s", "TPOT ms", in_ms),
+    Column("per_hour", "$/h", "{:,.2f}".format),
+    Column("cost_per_1m_output", "$/1M out", "{:.3f}".format), Column("binding", "binds", str))
+
+
+def say_search(case: Case, answer: Answer) -> None:
+    """The cheapest deployments that meet the load, best of each GPU first."""
+    if not case.ranked:
+        return
+    best: Dict[str, Candidate] = {}
+    for found in case.ranked:
+        best.setdefault(found.d.gpu.name, found)
+    rows = [candidate_row(c) for c in list(best.values())[:8]]
+    basis = "cost" if case.ranked[0].per_hour else "GPUs (no --gpu-price)"
+    answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
+               f"{basis}, the first is answered below")
+    answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    widest = max(c.d.weight_bytes for c in case.ranked)
+    kept = next(c for c in case.ranked if c.d.weight_bytes == widest)
+    if case.d.weight_bytes < widest:
+        answer.say("", f"fewer bits need an accuracy check; without: {candidate_text(kept)}")
+    answer.lines.append("")
+
+
+def candidate_text(c: Candidate) -> str:
+    """A deployment in a few words."""
+    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
+            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -4509,20 +5193,30 @@ class Section(NamedTuple):
 
 
 SECTIONS = (
-    Section("", say_model), Section("", say_memory), Section("", say_roofline),
+    Section("", say_search), Section("", say_model), Section("", say_memory),
+    Section("", say_roofline),
     Section("", say_stream), Section("", say_prefill), Section("", say_decode),
     Section("", say_comm), Section("", say_layout),
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing),
     Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
-    Section("", say_binds),
+    Section("", say_binds), Section("", say_plan),
 )
 
 
-def answer_for(d: Deployment, args: Any) -> Answer:
-    """The whole answer about one deployment."""
-    case, answer = case_of(d, args), Answer()
+def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
+    """The whole answer about one deployment; about the cheapest one where a search is asked."""
+    engine, load = args.engine or "vllm", load_of(args)
+    ranked: List[Candidate] = []
+    if load and not {"tp", "weights", "weight_bytes"} & args.given:
+        ranked = search(d, args, load, tables)
+        d = ranked[0].d if ranked else d
+    args.gpu_price = price_of(args, d.gpu.name)
+    cal = calibration_of(d, engine, tables)
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked,
+                                     plan=load and plan_of(d, load, cal, engine))
+    answer = Answer()
     for section in SECTIONS:
         if not section.flags or any(getattr(args, f) is not None for f in section.flags.split()):
             section.say(case, answer)
@@ -4658,18 +5352,28 @@ def lengths(text: str) -> Lengths:
     return parse_lengths(word(text))
 
 
-def expert_parallel(text: str) -> int:
-    """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
-    return 0 if text == "all" else whole(text)
+def prices(text: str) -> Dict[str, float]:
+    """Price of a GPU-hour by GPU name; under '' for whichever GPU is sized."""
+    found: Dict[str, float] = {}
+    for part in text.split(","):
+        name, _, price = part.rpartition("=")
+        found[name.strip().lower()] = positive(price)
+    return found
 
 
 def engine_name(text: str) -> str:
-    """An engine: vllm, sglang or trtllm."""
-    name = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm"}.get(text.lower(), text.lower())
-    if name not in ENGINES:
-        raise UserError(f"{text!r} is no engine known here{near(text, ENGINES)}; known: "
-                        f"{', '.join(ENGINES)}")
-    return name
+    """One of the engines that are known."""
+    if text.lower() not in ENGINES:
+        raise UserError(f"{text!r} is not known; write {', '.join(ENGINES)}")
+    return text.lower()
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
+def expert_parallel(text: str) -> int:
+    """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
+    return 0 if text == "all" else whole(text)
 
 
 class Flag(NamedTuple):
@@ -4728,8 +5432,22 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--input-len", lengths, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
              "uniform:100..4000, hist:FILE"),
         Flag("--output-len", lengths, "LENGTHS", "output tokens, same grammar"),
+        Flag("--shared-prefix-len", whole, "TOKENS", "part of every prompt that is the same",
+             needs="--input-len --workload"),
         Flag("--concurrency --batch", whole, "N", "ask about so many in flight, all replicas "
              "together"),
+    ),
+    "the plan": (
+        Flag("--rate --request-rate", positive, "REQ/S", "requests a second at peak, all replicas"),
+        Flag("--mean-rate", positive, "REQ/S", "on average, for the cost", needs="--rate"),
+        Flag("--slo-ttft-ms", positive, "MS", "p99 of the time to first token"),
+        Flag("--slo-tpot-ms", positive, "MS", "p99 of the time per output token"),
+        Flag("--slo-e2e-ms", positive, "MS", "p99 of the whole request"),
+        Flag("--workload", word, "NAME", "lengths and SLOs of presets.json: chat code rag agent "
+             "batch"),
+        Flag("--engine", engine_name, "NAME", "vllm, sglang or trtllm: the expectation, what it "
+             "will log, its launch command"),
+        Flag("--max-num-seqs --max-running-requests", whole, "N", "most sequences in a step"),
     ),
     "questions": (
         Flag("--compare", word, "AXIS=V,V", "a table instead: any flags as axes (tp=1,2 "
@@ -4742,7 +5460,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--spec-accept --spec-accept-len"),
         Flag("--lora-rank", whole, "R", "LoRA adapters of this rank"),
         Flag("--lora-count", whole, "N", "adapters resident", 1, "--lora-rank"),
-        Flag("--gpu-price", positive, "$/H", "cost per 1M tokens at this price of a GPU-hour"),
+        Flag("--gpu-price", prices, "$/H", "cost per 1M tokens at this price of a GPU-hour; for "
+             "several GPUs h100=2.50,h200=3.20"),
         Flag("--tok-s", positive, "TOK/S", "throughput of all replicas to price (default: the "
              "bound)", needs="--gpu-price"),
         Flag("--serverless-price", positive, "$/1M", "break-even with a per-token price",
@@ -4753,11 +5472,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
-        Flag("--engine", engine_name, "NAME", "what vllm, sglang or trtllm will log and refuse"),
         Flag("--engine-version", engine_version, "VERSION", "of the engine, such as 0.10.2 "
              "(default: the largest reserve of any)", needs="--engine --startup-log"),
-        Flag("--max-num-seqs --max-running-requests", whole, "N", "sequences the engine runs at "
-             "once (default: its own)"),
         Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "of one step "
              "(default: the engine's own)"),
         Flag("--startup-log", read_startup_log, "FILE", "a pasted vLLM or SGLang log, beside the "
@@ -4805,6 +5521,7 @@ def parse_args(argv: Sequence[str]) -> Any:
     parser.add_argument("--enable-expert-parallel", "-ep", dest="ep", action="store_const",
                         const=0, help="same as --ep all")
     args = parser.parse_args(list(argv))
+    args.given = {name for name, value in vars(args).items() if value not in (None, False)}
     settle(args)
     return args
 
@@ -4817,12 +5534,10 @@ def settle(args: Any) -> None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
-    args.given = set()
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         name = flag.names.split()[0]
         field = name[2:].replace("-", "_")
         given = getattr(args, field) not in (None, False)
-        args.given |= {field} if given else set()
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
             raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
@@ -4831,10 +5546,52 @@ def settle(args: Any) -> None:
             setattr(args, field, flag.default)
     if args.startup_log and not args.engine:
         args.engine = args.startup_log.get("engine", "vllm")
+    args.prices = args.gpu_price
+
+
+def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
+    """Put a named workload's lengths and SLOs where none were given, and a ctx that holds them."""
+    if args.workload is not None:
+        row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
+        for name in ("input_len", "output_len"):
+            if getattr(args, name) is None:
+                setattr(args, name, parse_lengths(row[name]))
+        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
+            for name in ("ttft", "tpot", "e2e"):
+                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    if "ctx" not in args.given and args.input_len and args.output_len:
+        args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
+
+
+def load_of(args: Any) -> Optional[Load]:
+    """The load that the flags ask about; None where they ask about none. Raises UserError."""
+    asked = {"rate", "slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms", "workload"} & args.given
+    if not asked:
+        return None
+    if args.input_len is None or args.output_len is None:
+        raise UserError(f"--{sorted(asked)[0].replace('_', '-')} plans a fleet, which needs "
+                        "--input-len and --output-len too, or --workload")
+    shared = args.shared_prefix_len or 0
+    if shared >= args.input_len.mean:
+        raise UserError(f"--shared-prefix-len {shared} is not less than the mean --input-len "
+                        f"{count(args.input_len.mean)}: the prefix is part of every prompt")
+    if args.mean_rate and args.mean_rate > args.rate:
+        raise UserError(f"--mean-rate {args.mean_rate:g} is more than the peak --rate "
+                        f"{args.rate:g}")
+    ttft, tpot, e2e = (value * MS if value else math.inf
+                       for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    return Load(args.rate, args.mean_rate, args.input_len, args.output_len, shared, ttft, tpot,
+                e2e, args.max_num_seqs or SEQS_MOST)
+
+
+def price_of(args: Any, gpu: str) -> Optional[float]:
+    """Price of an hour of this GPU [$], or None where none was given."""
+    return (args.prices or {}).get(gpu, (args.prices or {}).get(""))
 
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
+    use_workload(args, tables)
     gpu = find_gpu(args, tables)
     model = find_model(args, tables)
     links = tables.get("links", [])
@@ -5030,7 +5787,7 @@ def run(argv: Sequence[str]) -> None:
     elif args.compare is not None:
         print_comparison(args, argv, tables)
     else:
-        answer = answer_for(deployment_of(args, tables), args)
+        answer = answer_for(deployment_of(args, tables), args, tables)
         if args.json:
             print(json.dumps(answer.json(), indent=1, allow_nan=False))
         else:

@@ -83,7 +83,7 @@ def asked(line):
 
 def answer_json(line):
     args = capacity.parse_args(line.split())
-    return capacity.answer_for(capacity.deployment_of(args, TABLES), args).json()
+    return capacity.answer_for(capacity.deployment_of(args, TABLES), args, TABLES).json()
 
 
 def pool_of(line, available_gib):
@@ -276,7 +276,7 @@ class Refusals(unittest.TestCase):
 
     def test_each_formula_gives_its_value(self):
         args = capacity.parse_args("qwen3-8b --engine vllm --tp 2".split())
-        answer = capacity.answer_for(capacity.deployment_of(args, TABLES), args)
+        answer = capacity.answer_for(capacity.deployment_of(args, TABLES), args, TABLES)
         steps = [s for s in answer.steps if s.key.startswith("engine.") and s.formula]
         self.assertTrue(steps)
         for step in steps:
