@@ -6052,7 +6052,7 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     return per_1m(price * replicas * d.replica_gpus, rate * load.output_len.mean)
 
 
-def stored_as(d: Deployment, name: str) -> Dict[str, Any]:
+def weights_stored(d: Deployment, name: str) -> Dict[str, Any]:
     """What changes when the weights are stored at a precision by its nominal width."""
     p = WEIGHTS[name]
     return {"weights": p, "weight_bytes": p.bytes * d.model.params,
@@ -6063,7 +6063,7 @@ def stored_as(d: Deployment, name: str) -> Dict[str, Any]:
 def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
     """What can be done differently, one at a time: precision, GPU, TP, KV, prefix, SLOs."""
     d, load = case.d, case.plan and case.plan.load
-    found = [Change(f"--weights {name}", "weights", stored_as(d, name), {}, EVAL)
+    found = [Change(f"--weights {name}", "weights", weights_stored(d, name), {}, EVAL)
              for name in ("fp8", "int4", "nvfp4")
              if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes
              and (name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s)]
@@ -6096,14 +6096,15 @@ def why_precision(at: Stand) -> Answered:
     case, d, base = at.case, at.case.d, bill(at.case)
     bf16_bytes = 2.0 * d.model.params
     if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
-        there = bill(case, Change("", "weights", {**stored_as(d, "fp8"), "kv": KV["fp8"]}, {}, ""))
+        halved = {**weights_stored(d, "fp8"), "kv": KV["fp8"]}
+        there = bill(case, Change("", "weights", halved, {}, ""))
         saves = "FP8 for weights and KV would " + (
             f"cost {there / base:.2f}x" if base and there else "halve both")
         return Answered(
             "Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy question; "
             f"{saves}; {EVAL}", f"the answers of the original model; {saves}, once your test set "
             "shows the same answers")
-    wide = {**stored_as(d, "bf16"), "kv": KV["bf16"]}
+    wide = {**weights_stored(d, "bf16"), "kv": KV["bf16"]}
     sizes = [n for n in (1, 2, 4, 8) if n >= d.tp and d.ep == 1 and not n % d.dcp
              and n <= d.gpu.domain and not tp_problem(d.model, n)] or [d.tp]
     both = next(((n, there, here) for n in sizes
