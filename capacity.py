@@ -2035,6 +2035,7 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
 
 
 BY_HAND = {
+    "workloads": "give --input-len, --output-len and the SLOs",
     "models": "give the model by hand (--params --layers --kv-heads --head-dim, or --config)",
     "gpus": "give the hardware by hand (--gpu-memory-gib --gpu-bandwidth --gpu-tflops)",
     "links": "give a rate such as 450GB/s",
@@ -2673,16 +2674,29 @@ class Replica:
         load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        service = self.prefill_s + decode_s * load.fresh_tokens / load.chunk_tokens
-        busy = min(0.999, rate * service)
-        wait = busy * service * (1 + self.fresh_cv**2) / 2 / (1 - busy)
-        wait_p99 = max(wait, wait / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
-        own = decode_s * (1 + max(1.0, load.fresh_tokens / load.chunk_tokens)) + self.prefill_s
-        ttft_p99 = wait + own + math.hypot(wait_p99 - wait, self.p99_prefill_s - self.prefill_s)
+        steps = load.fresh_tokens / load.chunk_tokens
+        wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
+        own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
-        return Steady(batch, rate, tpot, ttft_p99, rate * self.prefill_s, e2e)
+        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
 
-    def broken(self, batch: int, margin: float) -> str:
+    def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
+        """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
+        busy = min(0.999, rate * service_s)
+        mean = busy * service_s * (1 + self.fresh_cv**2) / 2 / (1 - busy)
+        p99 = max(mean, mean / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
+        return mean, math.hypot(p99 - mean, self.p99_prefill_s - self.prefill_s)
+
+    def prefill_only(self, shipped_s: float) -> float:
+        """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
+        low, high = 0.0, 1 / self.prefill_s
+        for _ in range(20):
+            middle = (low + high) / 2
+            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
+            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
+        return low
+
+    def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
         for name, over in (("kv", batch > self.kv_seqs),
@@ -2696,11 +2710,11 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0, max(1, min(self.kv_seqs, self.load.max_num_seqs)) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
+        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        for _ in range(14):
+            middle = (low + high) / 2
             low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
-        return (self.at(low) if low else None), self.broken(low + 1, margin)
+        return (self.at(low) if low else None), self.broken(high, margin)
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
@@ -2709,6 +2723,11 @@ class Replica:
             middle = (low + high) / 2
             low, high = (middle, high) if self.at(middle).rate_rps < rate_rps else (low, middle)
         return self.at(high)
+
+
+def longest_request(input_len: Lengths, output_len: Lengths) -> int:
+    """The p99.9 context, up to a multiple of 1,024 [tokens]."""
+    return rounded_up(input_len.quantile(0.999) + output_len.quantile(0.999), KIB)
 
 
 class Plan(NamedTuple):
@@ -2725,7 +2744,7 @@ class Plan(NamedTuple):
     replicas: int  # 0 when no number of replicas helps
     fleet: int  # replicas that the flags name (--dp), else those needed
     spares: int
-    steady: Optional[Steady]  # one replica of the fleet at its share of the peak rate
+    steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -2756,14 +2775,13 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     replicas = (0 if not best else d.replicas if load.rate_rps is None
                 else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
     in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
-    longest = load.input_len.quantile(0.999) + load.output_len.quantile(0.999)
     fleet = d.replicas if d.replicas > 1 else replicas
     seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
     memory = memory_of(d)
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
                 memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
-                replica.at_rate(rate / fleet) if fleet and best else None,
-                min(rounded_up(longest, KIB), d.model.max_len or 2**62),
+                replica.at_rate(rate / replicas) if replicas else None,
+                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
                 max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
 
 
@@ -3992,21 +4010,21 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
     load, d = plan.load, case.d
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    alone = Replica(d, load, case.cal)
-    prefill_s, alone.prefill_s = alone.prefill_s, 0.0
-    decode, _ = Replica.sustained(alone)
-    pools = [math.ceil(rate * prefill_s / HEADROOM - 1e-9),
-             math.ceil(rate / decode.rate_rps / HEADROOM - 1e-9) if decode else 0]
-    link = case.args.kv_link or d.far_link
+    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
     sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
     seconds = sent / link.bytes_s if link else None
-    slow = seconds is not None and seconds > load.slo_ttft_s / 2
-    pays = answer.add("plan.disaggregation.pays", bool(
-        decode and sum(pools) < plan.replicas and not slow))
+    borne = [replica.prefill_only(seconds or 0.0)]
+    replica.prefill_s = replica.p99_prefill_s = 0.0
+    decode, _ = replica.sustained()
+    borne.append(decode.rate_rps if decode else 0.0)
+    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pays = answer.add("plan.disaggregation.pays",
+                      bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.add("plan.disaggregation.prefill_replicas", pools[0])
     answer.add("plan.disaggregation.decode_replicas", pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
-    why = f"{pools[0]} to prefill + {pools[1]} to decode against {plan.replicas} mixed"
+    shown = [count(n) if n else "no number of" for n in pools]
+    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
     if link and seconds:
         why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
     return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
@@ -4097,7 +4115,7 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
     d, best = case.d, plan.sustained
-    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch) * d.replicas,
+    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
@@ -4161,7 +4179,18 @@ def say_search(case: Case, answer: Answer) -> None:
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
     answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    widest = max(c.d.weight_bytes for c in case.ranked)
+    kept = next(c for c in case.ranked if c.d.weight_bytes == widest)
+    if case.d.weight_bytes < widest:
+        answer.say("", f"fewer bits need an accuracy check; without: {candidate_text(kept)}")
     answer.lines.append("")
+
+
+def candidate_text(c: Candidate) -> str:
+    """A deployment in a few words."""
+    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
+            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 # ---- 9b. Launch commands -----------------------------------------------------------------------
@@ -4334,7 +4363,8 @@ def print_flags(as_json: bool) -> None:
         heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue",
                  "notes": "notes"}
         for row in (heads, *rows):
-            cells = [textwrap.wrap(row[c], width) for c, width in zip(columns, (38, 28, 40))]
+            cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
+                     for c, width in zip(columns, (38, 28, 40))]
             for i in range(max(map(len, cells))):
                 parts = [cell[i] if i < len(cell) else "" for cell in cells]
                 print(f"  {parts[0]:<39} {parts[1]:<29} {parts[2]}".rstrip())
@@ -4423,7 +4453,7 @@ def _layout_values(launch: Launch) -> Values:
         values["ep"] = ("" if vllm else str(d.ep), f"{held} of {d.model.experts} experts, whole, on"
                         " a GPU")
     if d.attention_dp > 1:
-        values["attention_dp"] = (_switch(launch), "each rank keeps its own sequences' KV, once")
+        values["attention_dp"] = (_switch(launch), "a sequence's KV is on one rank, not on all")
     if d.dcp > 1:
         values["dcp"] = (str(d.dcp), f"1/{d.dcp} of each sequence's KV on a rank")
     if d.pcp > 1:
@@ -4688,7 +4718,7 @@ def say_launch(case: Case, answer: Answer) -> None:
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
-        reason = textwrap.wrap(flag.reason, SCREEN - width - 4)
+        reason = textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False)
         if len(shown) > width:
             answer.lines.append(f"  {shown}")
             shown = ""
@@ -4773,7 +4803,7 @@ STARTS = (  # engine, what begins its arguments: a program, a module, then conta
     ("trtllm", r"(?:.*/)?trtllm-serve(?: serve)?"),
     ("vllm", r"(?:-m )?(?:vllm\.entrypoints\.\S+|dynamo\.vllm)|\S*/api_server\.py"),
     ("sglang", r"(?:-m )?(?:sglang\.launch_server|dynamo\.sglang)|\S*/launch_server\.py"),
-    ("vllm", r"\S*vllm-openai\S*|\S*/vllm(?::\S+)"), ("sglang", r"\S*/sglang(?::\S+)?"))
+    ("vllm", r"\S*vllm-openai\S*|\S*/vllm:[\w.-]+"), ("sglang", r"\S*/sglang(?::[\w.-]+)?"))
 
 
 def pasted_command(text: str) -> Pasted:
@@ -4795,7 +4825,7 @@ def pasted_command(text: str) -> Pasted:
     unknown = [flag for flag in unknown if flag not in GONE]
     own_settings(engine, settings, unknown)
     resolved, stored = known_as(model)
-    if stored and "weights" not in settings:
+    if stored and not settings.get("weights"):
         settings["weights"] = stored
     words = [word for key, flag in OURS.items() if settings.get(key)
              for word in (flag, settings[key])]
@@ -4865,6 +4895,7 @@ def read_flags(engine: str, tokens: Sequence[str]) -> Tuple[Dict[str, str], List
     settings: Dict[str, str] = {}
     unknown: List[str] = []
     stray: List[str] = []
+    spare: List[str] = []  # behind a flag that may be a switch: the model, if there is no other
     i = 0
     while i < len(tokens):
         flag, equals, value = tokens[i].partition("=")
@@ -4889,8 +4920,9 @@ def read_flags(engine: str, tokens: Sequence[str]) -> Tuple[Dict[str, str], List
             settings[key] = " ".join(values) or "true"
         elif flag not in NEUTRAL:
             unknown.append(flag)
-            if len(values) > 1 and "/" in values[-1]:  # a switch, then the model
-                stray.append(values[-1])
+            spare += [value for value in values[-1:] if "/" in value]
+    if not stray and "model" not in settings:
+        stray = spare[-1:]
     return settings, unknown, stray
 
 
@@ -4931,6 +4963,15 @@ def own_settings(engine: str, settings: Dict[str, str], unknown: List[str]) -> N
         settings.update(tp=str(tp // ranks), dp=str(ranks), ep="all" if ranks > 1 else "")
     if settings.get("speculative"):
         settings.update(pasted_speculation(engine, settings))
+    if settings.get("spec_steps") or settings.get("spec_method") or settings.get("spec_model"):
+        method = settings.get("spec_method") or next(
+            (m for m in DRAFTERS if m in settings.get("spec_model", "").lower()), "draft_model")
+        if method not in SPEC_NAMES:
+            unknown.append(f"{spelling(engine, 'speculative')} {method}")
+            method = ""
+        settings["spec_method"] = method
+        for key in () if method else ("spec_model", "spec_steps"):
+            settings.pop(key, None)
     if settings.get("lora"):
         settings.setdefault("lora_rank", "16")
         settings.setdefault("lora_count", "8" if engine == "sglang" else "1")
@@ -4952,7 +4993,9 @@ def pasted_speculation(engine: str, settings: Mapping[str, str]) -> Dict[str, st
     names = {algorithm.lower(): method for method, (algorithm, _) in SPEC_NAMES.items()}
     method = names.get(settings["speculative"].lower(), settings["speculative"].lower())
     drafted = settings.get("spec_draft_tokens")
-    tokens = settings.get("spec_steps") or (drafted and str(max(1, int(drafted) - 1))) or "3"
+    tokens = settings.get("spec_steps") or (
+        str(max(1, named("--speculative-num-draft-tokens", whole)(drafted) - 1)) if drafted
+        else "3")
     return {"spec_method": method, "spec_steps": tokens}
 
 
@@ -5148,6 +5191,8 @@ def say_inherited(case: Case, answer: Answer) -> None:
     same = "" if pasted.model == pasted.resolved else f", sized as {pasted.resolved}"
     answer.say("INHERITED", f"{pasted.engine} {pasted.model}{same}: "
                f"{' '.join(pasted.words) or 'no flags'}")
+    if not {"gpu", "gpu_memory_gib"} & case.args.given:
+        answer.say("", f"a command does not say on which GPU: {case.d.gpu.name} assumed (--gpu)")
     if pasted.unknown:
         answer.say("", f"not understood, so not counted: {', '.join(pasted.unknown)}")
     if not changes:
@@ -5510,11 +5555,25 @@ def parse_args(argv: Sequence[str]) -> Any:
     return args
 
 
+def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
+    """The model; where a pasted command named it and it is not known, the error says what to do."""
+    pasted = getattr(args, "from")
+    try:
+        return find_model(args, tables)
+    except UserError as error:
+        if not pasted or args.model != pasted.resolved:
+            raise
+        raise UserError(f"--from names {pasted.model}: {error}; or size it as another, with "
+                        "--preset NAME or --config FOLDER beside it") from None
+
+
 def beside(alone: Any, args: Any, pasted: Pasted) -> Any:
     """The flags of a pasted command and those given beside it, which win."""
     if not model_named(alone):
         args.model = pasted.resolved
     args.engine = alone.engine or pasted.engine
+    if pasted.version and getattr(args, "engine_version", "") is None:
+        args.engine_version = pasted.version
     for name, width in (("weights", "weight_bytes"), ("kv", "kv_bytes")):
         if getattr(alone, width):
             setattr(args, name, alone.__dict__[name])
@@ -5543,16 +5602,17 @@ def settle(args: Any) -> None:
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
-    """Put the lengths and SLOs of a named workload where none were given, in place."""
-    if args.workload is None:
-        return
-    row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
-    for name in ("input_len", "output_len"):
-        if getattr(args, name) is None:
-            setattr(args, name, parse_lengths(row[name]))
-    if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
-        for name in ("ttft", "tpot", "e2e"):
-            setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    """Put a named workload's lengths and SLOs where none were given, and a ctx that holds them."""
+    if args.workload is not None:
+        row = find_row("workloads", args.workload, "workload", tables.get("workloads", []))
+        for name in ("input_len", "output_len"):
+            if getattr(args, name) is None:
+                setattr(args, name, parse_lengths(row[name]))
+        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
+            for name in ("ttft", "tpot", "e2e"):
+                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+    if "ctx" not in args.given and args.input_len and args.output_len:
+        args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
 
 
 def load_of(args: Any) -> Optional[Load]:
@@ -5583,8 +5643,9 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
+    use_workload(args, tables)
     gpu = find_gpu(args, tables)
-    model = find_model(args, tables)
+    model = find_pasted_model(args, tables)
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
@@ -5762,7 +5823,6 @@ def run(argv: Sequence[str]) -> None:
     args = parse_args(argv)
     tables = presets()
     read_rates(args, tables.get("links", []))
-    use_workload(args, tables)
     if args.flags:
         print_flags(args.json)
     elif args.list:

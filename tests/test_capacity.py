@@ -178,7 +178,9 @@ ODD = ("llama-3.1-70b --weights fp8 --kv fp8 --tp 2", "deepseek-v3 --gpu h200 --
        "llama-3.1-405b --gpu h200 --tp 8 --pp 2 --weights fp8 --kv fp8",
        "qwen3-235b-a22b --weights fp8 --gpu h200 --tp 8 --ep 8 --pcp 1 --lora-rank 16",
        "llama-3.1-8b --spec-accept .7 --lora-rank 8 --gpu-price 2 --serverless-price 1 "
-       "--storage 1 --kv-link ndr --rho .5 --dp 3", "llama-3.1-70b --tp 16 --dcp 2")
+       "--storage 1 --kv-link ndr --rho .5 --dp 3", "llama-3.1-70b --tp 16 --dcp 2",
+       "llama-3.1-70b --tp 2 --weights fp8 --rate 20 --mean-rate 5 --workload chat --gpu-price 2 "
+       "--shared-prefix-len 900", "deepseek-v3 --gpu h200 --rate 1 --workload rag --slo-tpot-ms 9")
 
 
 class Explained(unittest.TestCase):
@@ -190,11 +192,11 @@ class Explained(unittest.TestCase):
             args = capacity.parse_args(line.split())
             tables = capacity.presets()
             capacity.read_rates(args, tables["links"])
-            answer = capacity.answer_for(capacity.deployment_of(args, tables), args)
+            answer = capacity.answer_for(capacity.deployment_of(args, tables), args, tables)
             for step in answer.steps:
                 if step.formula:
-                    found = eval(step.formula, {"max": max, "min": min, "round": round},
-                                 dict(step.numbers))
+                    names = {"max": max, "min": min, "round": round, "ceil": math.ceil}
+                    found = eval(step.formula, names, dict(step.numbers))
                     self.assertTrue(math.isclose(found, step.value, rel_tol=1e-9),
                                     f"{line}: {step.key} = {step.value}, formula gives {found}")
                     self.assertTrue(step.source or step.unit, step.key)

@@ -1,0 +1,200 @@
+"""The plan: the worked runbook to the digit, the fixed point, the search, the inverse questions."""
+
+import json
+import math
+import os
+import sys
+import unittest
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import capacity
+from tests.test_capacity import ask, run, text
+
+WORKED = ("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --rate 20 "
+          "--input-len lognormal:mean=2000,cv=0.5 --shared-prefix-len 1500 --output-len 300 "
+          "--slo-ttft-ms 800 --slo-tpot-ms 50")
+
+
+class TheRunbook(unittest.TestCase):
+    """The support chatbot of the serving spec."""
+
+    plan: Any
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.plan = ask(WORKED + " --gpu-price 2.5 --mean-rate 8")["plan"]
+
+    def test_littles_law_and_the_kv_tokens_are_the_worked_ones(self) -> None:
+        self.assertAlmostEqual(self.plan["in_flight"], 246)
+        self.assertAlmostEqual(self.plan["kv_tokens_needed"], 565_800)
+        self.assertAlmostEqual(self.plan["kv_tokens_wanted"], 848_700)
+        self.assertAlmostEqual(self.plan["kv_tokens_held"] / self.plan["replicas"], 486_596,
+                               delta=1)
+
+    def test_the_floors_are_the_worked_ones(self) -> None:
+        self.assertEqual(round(self.plan["tpot_floor_s"] * 1000), 15)
+        long = self.plan["input_p99_tokens"]
+        self.assertAlmostEqual(self.plan["ttft_floor_s"], 2 * 70.6e9 * long / (2 * 1979e12 * 0.5))
+        self.assertAlmostEqual(self.plan["ttft_floor_cached_s"],
+                               2 * 70.6e9 * (long - 1500) / (2 * 1979e12 * 0.5))
+
+    def test_the_flags_of_two_replicas_are_the_worked_ones(self) -> None:
+        flags = ask(WORKED + " -dp 2")["plan"]["flags"]
+        self.assertEqual(flags["max-num-seqs"], 160)
+        self.assertEqual(flags["max-model-len"], 8192)
+        self.assertEqual(flags["max-num-batched-tokens"], 4096)
+        self.assertEqual(flags["kv-cache-dtype"], "fp8")
+
+    def test_replicas_are_the_rate_over_the_sustained_rate_over_the_headroom(self) -> None:
+        self.assertEqual(self.plan["replicas"],
+                         math.ceil(20 / self.plan["rate_per_replica_rps"] / 0.7))
+        self.assertEqual(self.plan["spares"], 1)
+
+    def test_the_margins_multiply_to_what_separates_plan_and_need(self) -> None:
+        margins = self.plan["margins"]
+        product = margins["tpot_margin"] * margins["headroom"] * margins["rounding_up"]
+        self.assertAlmostEqual(self.plan["margin_product"], product)
+        least = 20 / (self.plan["rate_per_replica_rps"] * margins["tpot_margin"])
+        self.assertAlmostEqual(self.plan["replicas"] / least, product)
+
+    def test_the_cost_is_the_bill_over_the_tokens_and_its_parts_make_the_bill(self) -> None:
+        plan = self.plan
+        hourly = 2.5 * plan["replicas"] * 2
+        self.assertAlmostEqual(plan["cost_per_1m_output"], hourly / (20 * 300 * 3600) * 1e6)
+        parts = 3600 * 20 * (plan["cost_per_1m_input"] * 2000
+                             + plan["cost_per_1m_output_apart"] * 300) / 1e6
+        self.assertAlmostEqual(parts, hourly)
+        self.assertAlmostEqual(plan["cost_per_1m_output_at_mean_rate"],
+                               plan["cost_per_1m_output"] * 20 / 8)
+
+    def test_the_screen_has_nine_steps_and_five_lines_for_a_customer(self) -> None:
+        out = text(WORKED)
+        for label in ("1 COLLECT", "2 FIT", "3 TPOT FLOOR", "4 TTFT FLOOR", "5 CONFIGURE",
+                      "6 MEASURE", "7 SCALE OUT", "8 AUTOSCALE", "9 REPORT", "\nPLAN ", "\nLOAD ",
+                      "\nSLO ", "\nLIMIT ", "\nCOST "):
+            self.assertIn(label, out)
+
+
+class TheFixedPoint(unittest.TestCase):
+    """One replica's sustainable rate."""
+
+    def replica(self, line: str) -> capacity.Replica:
+        args, tables = capacity.parse_args(line.split()), capacity.presets()
+        capacity.read_rates(args, tables["links"])
+        d, load = capacity.deployment_of(args, tables), capacity.load_of(args)
+        assert load is not None
+        return capacity.Replica(d, load, capacity.calibration_of(d, "vllm", tables))
+
+    def test_the_batch_is_rate_times_output_times_step(self) -> None:
+        replica = self.replica(WORKED)
+        for batch in (1, 7, 64):
+            steady = replica.at(batch)
+            self.assertAlmostEqual(steady.rate_rps * 300 * steady.tpot_s, batch)
+
+    def test_the_step_holds_its_share_of_the_prefills(self) -> None:
+        replica = self.replica(WORKED)
+        steady = replica.at(32)
+        decode = capacity.expected_step_s(replica.d, 32, replica.cal)
+        self.assertAlmostEqual(steady.tpot_s, decode / (1 - steady.prefill_share))
+
+    def test_the_named_limit_is_the_one_that_one_more_would_break(self) -> None:
+        for more, limit in (("", "tpot"), (" --max-num-seqs 8", "max_num_seqs")):
+            replica = self.replica(WORKED + more)
+            best, binding = replica.sustained()
+            assert best is not None
+            self.assertEqual(binding, limit)
+            self.assertEqual(replica.broken(int(best.batch), capacity.TPOT_MARGIN), "")
+        tight = WORKED.replace("--weights fp8 --kv fp8", "--weights bf16")
+        self.assertEqual(self.replica(tight).sustained()[1], "kv")
+        short = WORKED.replace("--slo-ttft-ms 800", "--slo-ttft-ms 400")
+        self.assertEqual(self.replica(short).sustained()[1], "ttft")
+
+    def test_a_rate_is_found_again_from_its_batch(self) -> None:
+        replica = self.replica(WORKED)
+        self.assertAlmostEqual(replica.at_rate(replica.at(20).rate_rps).batch, 20, places=3)
+
+    def test_the_wait_grows_with_the_rate_without_bound(self) -> None:
+        replica = self.replica(WORKED)
+        waits = [replica.at(batch).ttft_p99_s for batch in (1, 50, 200)]
+        self.assertEqual(waits, sorted(waits))
+
+    def test_what_no_replica_can_do_is_said_with_the_limit(self) -> None:
+        line = WORKED.replace("--slo-tpot-ms 50", "--slo-tpot-ms 5")
+        plan = ask(line)["plan"]
+        self.assertEqual((plan["replicas"], plan["binding"]), (0, "tpot"))
+        self.assertIn("not even one request", text(line))
+
+
+class TheSearch(unittest.TestCase):
+    """Without --tp and --weights the deployment is found, not given."""
+
+    LINE = WORKED.replace("-tp 2 --weights fp8 --kv fp8 ", "")
+
+    def test_the_cheapest_is_answered_and_the_table_is_in_order(self) -> None:
+        found = ask(self.LINE + " --gpu-price h100=2.5,h200=3.2,l40s=0.8")
+        ranked = found["plan"]["ranked"]
+        prices = [row["per_hour"] for row in ranked]
+        self.assertEqual(prices, sorted(prices))
+        self.assertEqual(ranked[0]["gpu"], found["deployment"]["gpu"])
+        self.assertLessEqual({row["gpu"] for row in ranked}, {"h100", "h200", "l40s"})
+
+    def test_each_candidate_could_be_asked_for_by_its_flags(self) -> None:
+        row = ask(self.LINE + " --gpu h100")["plan"]["ranked"][0]
+        tp = row["layout"].partition("=")[2]
+        again = ask(f"{self.LINE} --gpu {row['gpu']} -tp {tp} --weights {row['weights']} "
+                    f"--kv {row['kv']}")["plan"]
+        self.assertEqual(again["replicas"], row["replicas"])
+        self.assertAlmostEqual(again["rate_per_replica_rps"], row["rate_per_replica_rps"])
+
+    def test_what_was_given_is_kept(self) -> None:
+        ranked = ask(self.LINE + " --gpu h200 --kv bf16")["plan"]["ranked"]
+        self.assertEqual({(row["gpu"], row["kv"]) for row in ranked}, {("h200", "bf16")})
+
+
+class Inputs(unittest.TestCase):
+    """Workloads, and what is refused."""
+
+    def test_a_workload_fills_in_what_was_not_given(self) -> None:
+        plan = ask("llama-3.1-8b --rate 5 --tp 1 --workload chat --output-len 100")["plan"]
+        self.assertEqual((plan["input_len"], plan["output_len"]),
+                         ("lognormal:mean=2000,cv=0.5", "100"))
+        self.assertEqual((plan["slo_ttft_s"], plan["slo_tpot_s"]), (0.5, 0.05))
+
+    def test_every_workload_can_be_planned(self) -> None:
+        for name in ("chat", "code", "rag", "agent", "batch"):
+            plan = ask(f"llama-3.1-8b --rate 2 --tp 1 --workload {name}")["plan"]
+            self.assertIn("replicas", plan, name)
+
+    def test_users_contexts_and_gpus_are_found_without_a_rate(self) -> None:
+        plan = ask("llama-3.1-8b --tp 1 --input-len 1000 --output-len 200 --slo-tpot-ms 40 "
+                   "--concurrency 16")["plan"]
+        inverse = plan["inverse"]
+        longest = inverse["longest_context_tokens"]
+        self.assertGreater(inverse["max_in_flight"], 16)
+        memory = ask(f"llama-3.1-8b --ctx {longest}")["memory"]
+        self.assertGreaterEqual(memory["max_seqs"], 16)
+
+    def test_what_cannot_be_planned_is_refused_in_one_line(self) -> None:
+        for more, word in (("--rate 5", "--input-len"), ("--workload nosuch", "workload"),
+                           ("--rate 5 --input-len 100 --output-len 9 --shared-prefix-len 100",
+                            "prefix"), ("--mean-rate 5", "--rate"),
+                           ("--rate 5 --mean-rate 6 --workload chat", "--mean-rate"),
+                           ("--rate 0 --workload chat", "zero"),
+                           ("--rate 5 --workload chat --engine nosuch", "vllm"),
+                           ("--shared-prefix-len 5", "--input-len")):
+            code, out, err = run(*f"llama-3.1-8b {more}".split())
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), more)
+            self.assertIn(word, err)
+
+    def test_the_json_has_its_promised_keys(self) -> None:
+        plan = ask(WORKED)["plan"]
+        for key in ("in_flight", "kv_tokens_needed", "replicas", "spares", "rate_per_replica_rps",
+                    "flags", "cost_per_1m_output", "cost_per_1m_input", "binding"):
+            self.assertIn(key, plan)
+        self.assertIsNone(plan["cost_per_1m_output"])
+        json.dumps(plan, allow_nan=False)
+
+
+if __name__ == "__main__":
+    unittest.main()
