@@ -4376,11 +4376,12 @@ class Launch(NamedTuple):
 
     engine: str
     model_id: str
+    stored: str  # precision of that checkpoint, by our name
     d: Deployment
     util: float
     max_model_len: int
-    max_num_seqs: int  # of one replica, all its DP-attention ranks together
-    max_num_batched_tokens: int  # of one rank
+    max_num_seqs: int  # as the engine counts: SGLang over all DP-attention ranks, else of one
+    max_num_batched_tokens: int  # likewise
     prefix_caching: bool = True
     prefix_heavy: bool = False  # prompts share a prefix: SGLang queues by longest match
     spec_method: str = ""  # vLLM's name; '' = no speculation
@@ -4468,10 +4469,8 @@ def _switch(launch: Launch) -> str:
 
 
 def _limit_values(launch: Launch) -> Values:
-    """Memory and batch limits. SGLang's are of all DP-attention ranks, the others' of one."""
-    d, ranks = launch.d, launch.d.attention_dp
-    seqs = launch.max_num_seqs if launch.engine == "sglang" else -(-launch.max_num_seqs // ranks)
-    tokens = max(launch.max_num_batched_tokens, -(-launch.max_num_seqs // ranks))
+    """Memory and batch limits."""
+    d = launch.d
     share, of = launch.util, "all memory; the KV pool is what is left of it"
     if launch.engine == "trtllm":
         m = memory_of(d._replace(util=launch.util))
@@ -4482,9 +4481,9 @@ def _limit_values(launch: Launch) -> Values:
     return {
         "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
         "util": (f"{share:.4g}", f"share of {of}"),
-        "max_num_seqs": (str(seqs), "most that run in a step; the rest queue"),
+        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
         "max_num_batched_tokens": (
-            str(tokens * (ranks if launch.engine == "sglang" else 1)),
+            str(launch.max_num_batched_tokens),
             "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
 
 
@@ -4507,12 +4506,11 @@ def _option_values(launch: Launch) -> Values:
     name = KV_NAMES[launch.engine].get(d.kv.name)
     if name and (d.kv.bytes < 2 or d.model.kv_native or sparse):
         values["kv"] = (name, f"{figure(d.kv.bytes)} B an element")
-    if online_quantised(d):
+    if online_quantised(launch):
         values["weights"] = (d.weights.name, f"{figure(d.weights.bytes)} B a parameter, made at "
                              "load from the 16-bit checkpoint")
-    elif d.weights.name in SIXTEEN_BIT and native_of(d) in SIXTEEN_BIT \
-            and d.weights.name != native_of(d):
-        values["dtype"] = (SIXTEEN_BIT[d.weights.name], f"the checkpoint is {native_of(d)}")
+    elif d.weights.name != launch.stored and {d.weights.name, launch.stored} <= set(SIXTEEN_BIT):
+        values["dtype"] = (SIXTEEN_BIT[d.weights.name], f"the checkpoint is {launch.stored}")
     if launch.async_scheduling:
         values["async_scheduling"] = ("", "the next step is scheduled while this one runs")
     if launch.streamed:
@@ -4527,9 +4525,9 @@ def native_of(d: Deployment) -> str:
     return SPELLINGS.get(d.model.native, d.model.native)
 
 
-def online_quantised(d: Deployment) -> bool:
+def online_quantised(launch: Launch) -> bool:
     """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
-    return d.weights.name == "fp8" and native_of(d) in SIXTEEN_BIT
+    return launch.d.weights.name == "fp8" and launch.stored in SIXTEEN_BIT
 
 
 def _spec_values(launch: Launch) -> Values:
@@ -4589,14 +4587,14 @@ def _transfer_values(launch: Launch) -> Values:
 def launch_notes(launch: Launch) -> List[str]:
     """What a launch command cannot say, or leaves to be filled in."""
     d, engine, notes = launch.d, launch.engine, []
-    stored, native = d.weights.name, native_of(d)
-    if online_quantised(d):
+    wanted, stored = d.weights.name, launch.stored
+    if online_quantised(launch):
         if engine == "trtllm":
             notes.append(f"TensorRT-LLM loads FP8, it does not make it: name an FP8 checkpoint in "
                          f"place of {launch.model_id}")
-    elif stored != native and not {stored, native} <= set(SIXTEEN_BIT):
-        notes.append(f"weights {stored}: {launch.model_id} is {native}; name a checkpoint in "
-                     f"{stored} in its place, its quantisation is then found by itself")
+    elif wanted != stored and not {wanted, stored} <= set(SIXTEEN_BIT):
+        notes.append(f"weights {wanted}: {launch.model_id} is {stored}; name a checkpoint in "
+                     f"{wanted} in its place, its quantisation is then found by itself")
     if d.kv.bytes < 2 and d.kv.name not in KV_NAMES[engine]:
         notes.append(f"{engine} has no {d.kv.name} KV cache")
     if engine == "vllm" and d.ep > 1 and d.ep != d.tp * d.pcp * d.dp:
@@ -4658,10 +4656,15 @@ def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
 def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
     d, args, plan = case.d, case.args, case.plan
-    pool = max(0.0, case.memory.pool_bytes)
-    held = int(pool / sequence_bytes(d, d.history_tokens) * d.attention_dp)
-    chunk = 8192 if d.gpu.memory_bytes >= 70 * GIB else 2048
-    why = {}
+    held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
+               * d.attention_dp)
+    slots, why = plan.max_num_seqs if plan else min(SEQS_MOST, held - held % 8 or held or 1), {}
+    chunk = (plan.max_num_batched_tokens if plan else
+             8192 if d.gpu.memory_bytes >= 70 * GIB else 2048)
+    if args.engine == "sglang":
+        chunk *= d.attention_dp
+    else:
+        slots = -(-slots // d.attention_dp)
     if plan:
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
                f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
@@ -4674,11 +4677,10 @@ def launch_of(case: Case) -> Launch:
                                   "eagle3" if args.spec_cost else "ngram")
     step_s = case.step.step_s if case.batch else math.inf
     return Launch(
-        args.engine, model_id_of(args), d, d.util,
+        args.engine, *checkpoint_of(args, d), d, d.util,
         plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens,
-        args.max_num_seqs or (plan.max_num_seqs if plan else
-                              max(1, min(SEQS_MOST, held - held % 8 if held > 8 else held))),
-        args.max_num_batched_tokens or (plan.max_num_batched_tokens if plan else chunk),
+        args.max_num_seqs or slots,
+        args.max_num_batched_tokens or max(chunk, args.max_num_seqs or slots),
         prefix_heavy=bool(args.shared_prefix_len),
         spec_method=method if speculating else "", spec_model=args.spec_model or "",
         spec_tokens=args.spec_tokens, lora_rank=args.lora_rank or 0, lora_count=args.lora_count,
@@ -4688,19 +4690,19 @@ def launch_of(case: Case) -> Launch:
         why=why)
 
 
-def model_id_of(args: Any) -> str:
-    """What the engine is told to load: a preset's Hugging Face id, else the name as given."""
+def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
+    """What the engine is told to load, and its precision: a preset's id, else the name as given."""
     pasted = getattr(args, "from")
     if pasted and args.model == pasted.resolved:
-        return str(pasted.model)
+        return pasted.model, pasted.stored or native_of(d)
     name = args.preset or args.config or args.model
-    if name is None:
-        return "MODEL"
-    row = next((r for r in presets().get("models", ()) if name.lower() in (
+    row = next((r for r in presets().get("models", ()) if name and name.lower() in (
         r["name"], *r.get("aliases", ()))), None)
     if row and (args.preset or not os.path.lexists(name)):
-        return str(row["id"])
-    return os.path.dirname(name) or "." if name.endswith(".json") else str(name)
+        name = row["id"]
+    elif name and name.endswith(".json"):
+        name = os.path.dirname(name) or "."
+    return name or "MODEL", native_of(d)
 
 
 def say_launch(case: Case, answer: Answer) -> None:
@@ -4744,6 +4746,7 @@ class Pasted(NamedTuple):
     version: str
     model: str
     resolved: str  # the preset that the model's name stands for, or the name itself
+    stored: str  # the precision that its name or its flags say the checkpoint has, or ''
     words: Tuple[str, ...]
     settings: Mapping[str, str]
     unknown: Tuple[str, ...]
@@ -4829,7 +4832,9 @@ def pasted_command(text: str) -> Pasted:
         settings["weights"] = stored
     words = [word for key, flag in OURS.items() if settings.get(key)
              for word in (flag, settings[key])]
-    return Pasted(engine, version, model, resolved, tuple(words), settings,
+    if settings.get("weights") != "fp8":  # which alone may be made at load
+        stored = stored or settings.get("weights", "")
+    return Pasted(engine, version, model, resolved, stored, tuple(words), settings,
                   tuple(dict.fromkeys(unknown)), gone)
 
 
@@ -4899,9 +4904,9 @@ def read_flags(engine: str, tokens: Sequence[str]) -> Tuple[Dict[str, str], List
     i = 0
     while i < len(tokens):
         flag, equals, value = tokens[i].partition("=")
-        i += 1
+        at, i = i, i + 1
         if not flag.startswith("-") or number_like(flag):
-            stray.append(tokens[i - 1])
+            stray.append(tokens[at])
             continue
         flag, _, part = (flag.replace("_", "-") if flag.startswith("--") else flag).partition(".")
         key = names.get(flag)
@@ -4919,7 +4924,7 @@ def read_flags(engine: str, tokens: Sequence[str]) -> Tuple[Dict[str, str], List
                 raise UserError(f"has no value after {flag}")
             settings[key] = " ".join(values) or "true"
         elif flag not in NEUTRAL:
-            unknown.append(flag)
+            unknown.append(flag if flag in GONE else tokens[at].partition("=")[0])
             spare += [value for value in values[-1:] if "/" in value]
     if not stray and "model" not in settings:
         stray = spare[-1:]
@@ -4954,13 +4959,15 @@ def own_settings(engine: str, settings: Dict[str, str], unknown: List[str]) -> N
         unknown.append("--kv_cache_free_gpu_memory_fraction (of free memory: give --util)")
     if engine == "vllm" and settings.get("ep"):
         settings["ep"] = "all"
-    if engine == "sglang" and settings.get("attention_dp"):
+    if engine == "sglang":  # whose TP counts the ranks of DP attention and of context too
         ranks = named("--dp-size", whole)(settings.get("dp", "1"))
+        ranks = ranks if settings.get("attention_dp") else 1
         tp = named("--tp-size", whole)(settings.get("tp", "1"))
-        if tp % ranks:
-            raise UserError(f"has --tp-size {tp}, no multiple of --dp-size {ranks}, under "
-                            "--enable-dp-attention")
-        settings.update(tp=str(tp // ranks), dp=str(ranks), ep="all" if ranks > 1 else "")
+        inside = ranks * named("--attn-cp-size", whole)(settings.get("pcp", "1"))
+        if tp % inside:
+            raise UserError(f"has --tp-size {tp}, no multiple of its {inside} DP-attention and "
+                            "context ranks")
+        settings.update(tp=str(tp // inside), **({"ep": "all"} if ranks > 1 else {}))
     if settings.get("speculative"):
         settings.update(pasted_speculation(engine, settings))
     if settings.get("spec_steps") or settings.get("spec_method") or settings.get("spec_model"):
@@ -4992,6 +4999,8 @@ def pasted_speculation(engine: str, settings: Mapping[str, str]) -> Dict[str, st
         return spec_settings(config)
     names = {algorithm.lower(): method for method, (algorithm, _) in SPEC_NAMES.items()}
     method = names.get(settings["speculative"].lower(), settings["speculative"].lower())
+    if method == "eagle" and not settings.get("spec_model"):
+        method = "mtp"  # the model's own layers draft
     drafted = settings.get("spec_draft_tokens")
     tokens = settings.get("spec_steps") or (
         str(max(1, named("--speculative-num-draft-tokens", whole)(drafted) - 1)) if drafted
@@ -5061,6 +5070,10 @@ def changes_to(case: Case, pasted: Pasted) -> List[Change]:
             *step_changes(case, pasted)]
 
 
+UNSET_UTIL = {"vllm": "the default moved between versions (0.90, then 0.92)",
+              "sglang": "the default is derived from the GPU, TP and chunk"}
+
+
 def memory_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
     """Of the memory budget: util, context, KV width, batch slots."""
     d, args, had = case.d, case.args, pasted.settings
@@ -5068,10 +5081,9 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
     def flag(key: str) -> str:
         return spelling(pasted.engine, key)
 
-    if not had.get("util"):
-        yield Change(flag("util"), None, f"{d.util:g}", "util: not set, and the default moved "
-                     "between versions (vLLM 0.90, now 0.92); this answer takes "
-                     f"{d.util:g}, write it out")
+    if not had.get("util") and pasted.engine in UNSET_UTIL:
+        yield Change(flag("util"), None, f"{d.util:g}", f"util: not set, and "
+                     f"{UNSET_UTIL[pasted.engine]}; this answer takes {d.util:g}, write it out")
     need = needed_context(case)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
@@ -5088,20 +5100,28 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
                      f"{d.ctx_tokens / need:.1f}")
     average = sequence_bytes(d, d.history_tokens)
     held = int(max(0.0, case.memory.pool_bytes) / average * d.attention_dp)
-    wanted = d.asked or (case.plan and case.plan.steady and round(case.plan.steady.batch)) or 0
-    slots = args.max_num_seqs if "max_num_seqs" in args.given else None
+    wanted = wanted_in_flight(case)
+    ranks = 1 if pasted.engine == "sglang" else d.attention_dp
+    slots = args.max_num_seqs * ranks if "max_num_seqs" in args.given else None
     if slots and held and slots > held * 1.1:
-        yield Change(flag("max_num_seqs"), str(slots), str(held - held % 8 or held), "max batch B: "
+        fewer = max(1, (held - held % 8 or held) // ranks)
+        yield Change(flag("max_num_seqs"), had.get("max_num_seqs"), str(fewer), "max batch B: "
                      f"the KV pool holds {count(held)} of the average {count(d.history_tokens)} "
                      f"tokens ({d.history_source}); past that the engine preempts and recomputes")
     elif slots and wanted > slots:
-        yield Change(flag("max_num_seqs"), str(slots), str(rounded_up(wanted * SEQS_MARGIN, 8)),
-                     f"max batch B: {count(wanted)} in flight queue for {slots} slots, TTFT grows")
+        yield Change(flag("max_num_seqs"), had.get("max_num_seqs"),
+                     str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: {count(wanted)} in flight queue for {slots} slots, TTFT grows")
     bound = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
     if bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
         yield Change(flag("kv"), d.kv.name, KV_NAMES[pasted.engine]["fp8"], "b_kv: KV-bound; 1 B "
                      f"an element holds {count(held * d.kv.bytes)} sequences in place of "
                      f"{count(held)}, after an accuracy check")
+
+
+def wanted_in_flight(case: Case) -> int:
+    """Requests in flight in one replica, as asked or planned; 0 where neither was."""
+    planned = case.plan.steady if case.plan else None
+    return case.d.asked or (math.ceil(planned.batch) if planned else 0)
 
 
 def needed_context(case: Case) -> Optional[int]:
@@ -5115,22 +5135,21 @@ def needed_context(case: Case) -> Optional[int]:
 def layout_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
     """Of parallelism and weights: less TP and more replicas, narrower weights, DP attention."""
     d, engine = case.d, pasted.engine
-    for tp in (n for n in fitting_tp(d.model) if n < d.tp and not d.tp % n and n >= d.dcp):
-        if d.ep > 1 or d.pp > 1 or not case.batch:
-            break
-        copies = d.tp // tp
-        other = d._replace(tp=tp, dp=d.dp * copies, ep=1)
-        each = memory_of(other)
-        batch = -(-case.batch // copies)
-        if each.max_seqs >= max(1, batch) and each.max_seqs * copies > 0.7 * case.memory.max_seqs:
-            new, old = decode_step(other, batch), case.step
-            if copies * batch / new.step_s > case.batch / old.step_s or d.tp > d.gpu.domain:
-                yield Change(spelling(engine, "tp"), str(d.tp), str(tp), f"N in W/N: TP={tp} holds "
-                             f"{sequences_text(each.max_seqs)} sequences; {copies} replicas on the "
-                             f"same GPUs do {count(copies * batch / new.step_s)} tok/s in place of "
-                             f"{count(case.batch / old.step_s)} (bound), a step taking "
-                             f"{in_ms(new.step_s)} ms in place of {in_ms(old.step_s)}")
-                break
+    wanted = wanted_in_flight(case)
+    fewer = [d._replace(tp=n) for n in fitting_tp(d.model) if n < d.tp and not n % d.dcp]
+    for other in fewer if wanted and d.ep <= 1 else ():
+        pool = memory_of(other).pool_bytes
+        if pool < sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN:
+            continue
+        if case.plan and plan_of(other, case.plan.load, case.cal, engine).replicas != \
+                case.plan.replicas:
+            continue
+        now, then = (expected_step_s(x, wanted, case.cal) for x in (d, other))
+        yield Change(spelling(engine, "tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
+                     f"flight fit {other.replica_gpus} GPU{'s' * (other.replica_gpus > 1)} a "
+                     f"replica in place of {d.replica_gpus}; a decode step takes "
+                     f"{in_ms(then)} ms in place of {in_ms(now)} (expected)")
+        break
     if d.weights.bytes >= 2 and "fp8" in d.gpu.flop_s and native_of(d) in SIXTEEN_BIT:
         fp8 = d._replace(weight_bytes=d.weight_bytes / 2)
         yield Change(spelling(engine, "weights") or "an FP8 checkpoint", d.weights.name, "fp8",
