@@ -4415,7 +4415,7 @@ SPEC_NAMES = {  # vLLM's method -> SGLang's algorithm, TensorRT-LLM's decoding t
 DRAFTERS = ("eagle3", "eagle", "draft_model")  # methods that want a model of their own
 DRAFTER = "DRAFTER"  # stands where --spec-model was not given
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the choices of vLLM's --max-lora-rank
-CPU_BOUND_STEP_S = 0.015  # a step so short that scheduling it on the CPU shows
+CPU_BOUND_STEP_S = 0.010  # a step so short that scheduling it on the CPU shows
 
 
 def launch_flags(launch: Launch) -> List[LaunchFlag]:
@@ -4827,7 +4827,9 @@ def pasted_command(text: str) -> Pasted:
     gone = tuple(flag for flag in unknown if flag in GONE)
     unknown = [flag for flag in unknown if flag not in GONE]
     own_settings(engine, settings, unknown)
-    resolved, stored = known_as(model)
+    resolved, native, stored = known_as(model)
+    if settings.get("weights") == native:
+        settings["weights"] = ""  # the checkpoint's own, whose bytes are known
     if stored and not settings.get("weights"):
         settings["weights"] = stored
     words = [word for key, flag in OURS.items() if settings.get(key)
@@ -5026,8 +5028,8 @@ VARIANT = (  # words of a checkpoint's name that leave its shapes as they are ->
      "w8a8": "int8", "8bit": "int8"})
 
 
-def known_as(model: str) -> Tuple[str, str]:
-    """(the preset that a model's name stands for, the precision its name tells).
+def known_as(model: str) -> Tuple[str, str, str]:
+    """(preset that a model's name stands for, its precision, another that the name tells).
 
     A fine-tune or a quantised copy has its base's shapes: meta-llama/Llama-3.1-70B-Instruct-FP8 is
     llama-3.1-70b in fp8. The name itself where no preset, or more than one, answers to it, or where
@@ -5042,17 +5044,18 @@ def known_as(model: str) -> Tuple[str, str]:
 
     rows = presets().get("models", [])
     if os.path.lexists(model):
-        return model, ""
+        return model, "", ""
     exact = [r for r in rows if model.lower() in (r["name"], r["id"].lower(),
                                                   *r.get("aliases", ()))]
     if exact:
-        return exact[0]["name"], ""
+        return exact[0]["name"], exact[0].get("native", "bf16"), ""
     same = [r for r in rows if plain(model) in (plain(r["id"]), plain(r["name"]))]
     if len(same) != 1:
-        return model, ""
+        return model, "", ""
     words = re.split(r"[-_.]", model.lower())
     stored = next((VARIANT[w] for w in words if VARIANT.get(w)), "")
-    return same[0]["name"], "" if stored == same[0].get("native", "bf16") else stored
+    native = same[0].get("native", "bf16")
+    return same[0]["name"], native, "" if stored == native else stored
 
 
 class Change(NamedTuple):
@@ -5110,7 +5113,8 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
                      f"tokens ({d.history_source}); past that the engine preempts and recomputes")
     elif slots and wanted > slots:
         yield Change(flag("max_num_seqs"), had.get("max_num_seqs"),
-                     str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: {count(wanted)} in flight queue for {slots} slots, TTFT grows")
+                     str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: "
+                     f"{count(wanted)} in flight queue for {slots} slots, TTFT grows")
     bound = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
     if bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
         yield Change(flag("kv"), d.kv.name, KV_NAMES[pasted.engine]["fp8"], "b_kv: KV-bound; 1 B "
