@@ -25,10 +25,12 @@ import json
 import math
 import os
 import sys
+from functools import lru_cache
 from typing import (
     Any,
     Callable,
     Dict,
+    FrozenSet,
     Iterable,
     List,
     Mapping,
@@ -420,6 +422,7 @@ class Model(NamedTuple):
     vision_params: int  # rough size of a vision tower, not in params
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
+    quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
 
 
 DEFAULTS: Row = {
@@ -1579,28 +1582,47 @@ def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, .
     return named or None, Scheme(f"{'fp' if is_float else 'int'}{bits}", bits, size, 1, 2 + zero)
 
 
-def quantised_bytes(tensors: Sequence[Tensor], quant: Quant) -> Tuple[int, str]:
-    """(bytes of all weights as stored, label of the scheme that most parameters have)."""
-    total = 0.0
-    by_label: Dict[str, int] = {quant.plain: 0}
+class Stored(NamedTuple):
+    """A weight with the layers in which it is stored one way."""
+
+    tensor: Tensor
+    layers: FrozenSet[int]  # {-1} = outside the layers
+    bytes: float  # of all its copies, in each of these layers
+    label: str  # of the scheme
+
+
+@lru_cache(maxsize=64)
+def stored_weights(tensors: Tuple[Tensor, ...], quant: Quant) -> Tuple[Stored, ...]:
+    """How each weight is stored under a quantisation; a weight of two schemes comes twice."""
+    found: List[Stored] = []
     ignored = Patterns(quant.ignore)
     rules = [(None if p is None else Patterns(p), scheme) for p, scheme in quant.rules]
     for t in tensors:
         last = t.name.rsplit(".", 1)[-1]
-        each = max(1, t.d_in) * t.d_out * t.copies
         layers: Set[int] = set(t.layers or (-1,))
-        free = set(layers) if not t.d_in else ignored.matching(t.name, layers)
-        rest = layers - free
+        plain = set(layers) if not t.d_in else ignored.matching(t.name, layers)
+        rest = layers - plain
         for patterns, scheme in rules if rest else ():
             if patterns is None and last in NEVER_QUANTISED:
                 continue
             chosen = rest if patterns is None else patterns.matching(t.name, rest)
-            total += len(chosen) * t.copies * scheme.bytes_of(t.d_in, t.d_out)
-            by_label[scheme.label] = by_label.get(scheme.label, 0) + len(chosen) * each
+            found.append(Stored(t, frozenset(chosen), t.copies * scheme.bytes_of(t.d_in, t.d_out),
+                                scheme.label))
             rest = rest - chosen
-        plain = len(free) + len(rest)
-        total += plain * each * (4 if last == "e_score_correction_bias" else quant.plain_bytes)
-        by_label[quant.plain] += plain * each
+        width = 4 if last == "e_score_correction_bias" else quant.plain_bytes
+        found.append(Stored(t, frozenset(plain | rest), t.copies * max(1, t.d_in) * t.d_out * width,
+                            quant.plain))
+    return tuple(part for part in found if part.layers)
+
+
+def quantised_bytes(tensors: Sequence[Tensor], quant: Quant) -> Tuple[int, str]:
+    """(bytes of all weights as stored, label of the scheme that most parameters have)."""
+    total = 0.0
+    by_label: Dict[str, int] = {quant.plain: 0}
+    for t, layers, each, label in stored_weights(tuple(tensors), quant):
+        total += len(layers) * each
+        params = len(layers) * t.copies * max(1, t.d_in) * t.d_out
+        by_label[label] = by_label.get(label, 0) + params
     return round(total), max(by_label, key=lambda label: by_label[label])
 
 
@@ -1689,6 +1711,39 @@ def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     return set(layers) if layers and holds(next(iter(layers))) else set()
 
 
+INT8 = Scheme("int8", 8, 0, 1, 2)
+BLOCK_FP8 = Scheme("fp8", 8, 128, 128, 4)
+# How the usual checkpoint of a precision is stored, where no config.json says it: Linear layers
+# alone, never NEVER_QUANTISED, norms or biases. Sources: vLLM's quantization methods; RedHatAI
+# w8a8 and w4a16; AutoAWQ and GPTQ at group 128; bitsandbytes with double quantisation.
+USUAL: Dict[str, Scheme] = {
+    "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
+    "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
+    "bnb": Scheme("int4", 4, 64, 1, 1 + 4 / 256), "mxfp4": MXFP4, "nvfp4": NVFP4}
+BLOCK_FP8_MAKERS = ("Qwen3", "Deepseek", "Glm", "MiniMaxM2", "Kimi")  # their own FP8 checkpoints
+ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
+
+
+def standard_quant(name: str, model: Model) -> Quant:
+    """The quantisation that a checkpoint of this precision usually has; none for 16 bit and more.
+
+    MXFP4 is of the routed experts where there are any (gpt-oss), the int4 of a native int4 MoE
+    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit.
+    """
+    scheme = USUAL.get(name)
+    if scheme is None:
+        return Quant("", plain_bytes=4 if name == "fp32" else 2, plain=name)
+    native = name == SPELLINGS.get(model.native, model.native)
+    if name == "fp8" and (native or model.arch.startswith(BLOCK_FP8_MAKERS)):
+        scheme = BLOCK_FP8
+    if model.experts and (name == "mxfp4" or (name == "int4" and native)):
+        experts: Rules = [(EXPERTS, scheme._replace(group=32))]
+        if model.arch.startswith("DeepseekV4"):
+            experts.append((None, BLOCK_FP8))
+        return Quant(name, tuple(experts))
+    return Quant(name, ((None, scheme),), ATTENTION if name == "nvfp4" and model.experts else ())
+
+
 # ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
@@ -1749,7 +1804,7 @@ def build_model(row: Row) -> Model:
         kv_native=quant.kv_native if quant else "", mtp_layers=r["mtp"],
         mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
         estimated=r["estimated"],
-        notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()),
+        notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
     )
 
 
@@ -1964,6 +2019,8 @@ class Gpu(NamedTuple):
     domain: int  # GPUs that one such link domain joins
     pcie: Optional[Link]  # between the GPUs of a server that no such link joins
     note: str
+    arch: str = ""  # generation: Ampere, Hopper ...
+    torch_bytes: float = 0.0  # what an engine sees of the memory, and multiplies by its share
 
 
 class Link(NamedTuple):
@@ -1986,14 +2043,15 @@ class Precision(NamedTuple):
 WEIGHTS = {p.name: p for p in (
     Precision("fp32", 4.0, "bf16"), Precision("bf16", 2.0, "bf16"), Precision("fp16", 2.0, "bf16"),
     Precision("fp8", 1.0, "fp8"), Precision("int8", 1.0, "int8"), Precision("int4", 0.5, "bf16"),
-    Precision("awq", 0.5, "bf16"), Precision("gptq", 0.5, "bf16"), Precision("mxfp4", 0.5, "fp4"),
-    Precision("nvfp4", 0.5, "fp4"))}
+    Precision("awq", 0.5, "bf16"), Precision("gptq", 0.5, "bf16"), Precision("bnb", 0.5, "bf16"),
+    Precision("mxfp4", 0.5, "fp4"), Precision("nvfp4", 0.5, "fp4"))}
 KV = {p.name: p for p in (
     Precision("bf16", 2.0, ""), Precision("fp16", 2.0, ""), Precision("fp8", 1.0, ""),
     Precision("int8", 1.0, ""), Precision("nvfp4", 0.5625, ""))}  # 1/16 of an FP8 scale an element
 SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8",
              "fp8_e5m2": "fp8", "w8a8": "int8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq",
-             "gptq_marlin": "gptq", "fp4": "nvfp4", "compressed-tensors": "auto"}
+             "gptq_marlin": "gptq", "fp4": "nvfp4", "compressed-tensors": "auto",
+             "awq-4bit": "awq", "gptq-4bit": "gptq", "bnb-4bit": "bnb", "bitsandbytes": "bnb"}
 
 
 def presets() -> Dict[str, List[Dict[str, Any]]]:
@@ -2071,7 +2129,8 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
         row = find_row("gpus", args.gpu or "h100", "GPU", tables.get("gpus", []))
     gpu = gpu_of(row, links)
     if args.gpu_memory_gib:
-        gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB)
+        gpu = gpu._replace(memory_bytes=args.gpu_memory_gib * GIB,
+                           torch_bytes=args.gpu_memory_gib * GIB)
     if args.gpu_bandwidth:
         rate = named("--gpu-bandwidth", lambda text: parse_rate(text, links))(args.gpu_bandwidth)
         gpu = gpu._replace(bandwidth_bytes_s=rate.bytes_s)
@@ -2081,6 +2140,9 @@ def find_gpu(args: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Gp
     return gpu
 
 
+TORCH_SHARE = 0.985  # of the driver's total, where presets.json has no torch_gib (0.97 to 1)
+
+
 def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
     """The GPU of a row of presets.json; UserError where the row is broken."""
     try:
@@ -2088,7 +2150,9 @@ def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
                    row["hbm_tb_s"] * TERA,
                    {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
                    parse_rate(row["link"], links) if row["link"] else None, row["domain"],
-                   parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""))
+                   parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""),
+                   row.get("arch", ""),
+                   row.get("torch_gib", row["memory_mib"] / KIB * TORCH_SHARE) * GIB)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"presets.json: the GPU {row['name']!r} is broken "
                         f"({type(error).__name__} {error}); mend its row") from None
@@ -2262,6 +2326,81 @@ def fullest_expert_share(d: Deployment) -> float:
     return -(-d.model.experts // d.ep) / d.model.experts / within
 
 
+class RankWeights(NamedTuple):
+    """Weights as an engine stores them on one GPU of the fullest pipeline stage [B]."""
+
+    dense_bytes: float  # all but the routed experts
+    expert_bytes: float
+    unread_bytes: float = 0.0  # of dense_bytes: what no decode step reads (look-up table, vision)
+
+
+def rank_weights(d: Deployment) -> RankWeights:
+    """Weights as the engine stores them on each GPU of the fullest pipeline stage [B].
+
+    Unlike the bound's nominal width: what a checkpoint leaves unquantised, its scales, what each
+    TP rank holds whole (norms, routers, MLA down-projections), vocabularies padded to 64 rows, the
+    vision tower. A model by hand has no shapes: its nominal split. Source: vLLM
+    model_executor/layers (ReplicatedLinear, QKVParallelLinear, VocabParallelEmbedding).
+    """
+    return max(stage_weights(d), key=lambda stage: stage.dense_bytes + stage.expert_bytes)
+
+
+def stage_weights(d: Deployment) -> List[RankWeights]:
+    """As rank_weights, for each pipeline stage."""
+    quant = stored_as(d)
+    if quant is None:
+        expert = d.expert_bytes * fullest_expert_share(d) * d.stage_share
+        return [RankWeights(weights_bytes_per_gpu(d) - expert, expert)] * d.pp
+    return [_one_stage(d, quant, stage) for stage in range(d.pp)]
+
+
+def stored_as(d: Deployment) -> Optional[Quant]:
+    """The quantisation of the deployment's checkpoint; None where the shapes or it are unknown."""
+    model = d.model
+    if not model.tensors or d.weights.name not in WEIGHTS:
+        return None
+    own = SPELLINGS.get(model.native, model.native) == d.weights.name
+    return model.quant if model.quant and own else standard_quant(d.weights.name, model)
+
+
+def stage_layers(layers: int, pp: int) -> List[range]:
+    """The layers of each stage: a remainder goes to the last stages but one.
+
+    Source: vLLM distributed/utils.py, get_pp_indices.
+    """
+    sizes = [layers // pp] * pp
+    for i in range(2, layers % pp + 2):
+        sizes[-i] += 1
+    return [range(sum(sizes[:i]), sum(sizes[:i + 1])) for i in range(pp)]
+
+
+def _one_stage(d: Deployment, quant: Quant, stage: int) -> RankWeights:
+    model, layers = d.model, stage_layers(d.model.layers, d.pp)[stage]
+    kv_ranks = min(d.tp, max(kv_heads_of(model), default=1))
+    padded = -(-model.vocab // VOCAB_PAD) * VOCAB_PAD / max(1, model.vocab)
+    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks, "vocab": padded / d.tp, "none": 1.0,
+             "expert": fullest_expert_share(d)}
+    vision = model.vision_params * quant.plain_bytes / d.tp if stage == 0 else 0
+    dense, expert, unread = float(vision), 0.0, float(vision)
+    for t, where, each, _ in stored_weights(model.tensors, quant):
+        if not t.layers:
+            first = "embed" in t.name or t.name == "model.project_in"
+            twice = model.tied and t.name == "model.embed_tokens"
+            times = int(stage == (0 if first else d.pp - 1) or (twice and stage == d.pp - 1))
+        else:
+            times = (len(where) if d.pp == 1 else sum(layer in layers for layer in where))
+        size = each * times * share[t.split]
+        if t.split == "expert":
+            expert += size
+        else:
+            dense += size
+            unread += size if t.name == "model.embed_tokens" and not model.tied else 0
+    return RankWeights(dense, expert, unread)
+
+
+VOCAB_PAD = 64  # rows: vLLM DEFAULT_VOCAB_PADDING_SIZE
+
+
 CACHE_FORMULA = ("layers * stage_share * (tokens_kept * heads_per_gpu * elements * kv_bytes "
                  "/ every / dcp + state_bytes / tp)")
 
@@ -2334,6 +2473,688 @@ def memory_of(d: Deployment) -> Memory:
     one = sequence_bytes(d, d.ctx_tokens)
     max_seqs = max(0.0, pool) / one * d.attention_dp
     return Memory(weights, adapters, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+
+
+# ---- 6b. What the engine will log --------------------------------------------------------------
+# An engine's own accounting at start-up, line by line. It stands beside the budget above, which
+# asks less: weights as stored, the memory that torch sees, the activations that profiling finds.
+
+Version = Tuple[int, ...]  # (0, 10, 1); () = not given
+
+
+class Settings(NamedTuple):
+    """How an engine is started: what was asked for, else its own defaults for this GPU."""
+
+    engine: str  # vllm, sglang, trtllm
+    version: Version
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    util: float  # share of memory, in the engine's own sense
+    prefix_caching: bool
+    block_tokens: int
+
+    @property
+    def legacy(self) -> bool:
+        """vLLM's first engine (V0), whose profiling run was another."""
+        return self.engine == "vllm" and () < self.version < (0, 8)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that may be scheduled and not settled: two steps with asynchronous scheduling."""
+        return self.max_num_batched_tokens * (2 if self.since(0, 28) else 1)
+
+    def since(self, *version: int) -> bool:
+        """Whether the engine is this version or a later one; not given counts as the newest."""
+        return not self.version or self.version >= version
+
+
+ENGINES = {"vllm": (0, 33), "sglang": (0, 5, 23), "trtllm": (1, 0)}  # the newest described
+BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
+CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
+
+
+def settings_of(d: Deployment, args: Any) -> Settings:
+    """What the flags ask for, else the engine's own defaults for this class of GPU.
+
+    Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
+    """
+    engine, version = args.engine or "vllm", args.engine_version or ()
+    memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
+    util = d.util
+    if engine == "sglang":
+        tokens, seqs = sglang_defaults(memory, d.tp)
+        tokens = args.max_num_batched_tokens or tokens
+        if "util" not in args.given:
+            util = sglang_fraction(d, version, tokens, seqs)
+    elif () < version < (0, 8):
+        chunked = args.ctx > CHUNKED_FROM_TOKENS
+        tokens, seqs = 2048 if chunked else max(args.ctx, 2048), 256
+    else:
+        large = memory >= 70 and not a100
+        tokens = 16384 if memory >= 160 else 8192 if large else 2048
+        seqs = 1024 if large else 256
+    latent = any(cache.kind == "mla" for cache in d.model.caches)
+    return Settings(engine, version, args.ctx, args.max_num_seqs or seqs,
+                    args.max_num_batched_tokens or tokens, util, True,
+                    64 if latent and engine == "vllm" and not () < version < (0, 8)
+                    else BLOCK_TOKENS[engine])
+
+
+class Profile(NamedTuple):
+    """What vLLM counts before it sizes the KV cache, from one version on."""
+
+    since: Version
+    sampler_bytes: float  # of the sampler's warm-up, for each sequence and vocabulary entry
+    library_gib: float  # outside torch on one GPU
+    graphs_gib: float  # CUDA graphs, where they are counted before the KV cache
+    dense_only: bool
+    basis: str
+
+
+# The last row that applies counts. Fitted to tests/data/startup_logs.jsonl (tests/bench_logs.py);
+# which sampler and runner a version has: vLLM pulls 15777, 40376, 44443 and release 0.29.
+NATIVE = Profile((), 39, 0.1, 0.0, False, "the PyTorch sampler, the largest of any version")
+VLLM = (
+    NATIVE._replace(basis="the PyTorch sampler"),
+    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler"),
+    Profile((0, 10, 2), 39, 0.1, 0.0, False, "the PyTorch sampler"),
+    Profile((0, 16), 15, 0.5, 0.0, False, "the Triton sampler"),
+    Profile((0, 21), 39, 0.5, 0.5, False, "the PyTorch sampler warmed up too; CUDA graphs "
+            "counted"),
+    Profile((0, 25), 4, 0.5, 0.0, True, "runner V2, which warms no top-p sampler up"),
+    Profile((0, 29), 4, 0.5, 0.5, False, "runner V2, which warms no top-p sampler up; CUDA graphs "
+            "counted"),
+)
+NVLS_LINKS = ("nvlink4", "nvlink5")
+COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15}  # buffers between GPUs, from logs
+
+
+def profile_of(d: Deployment, s: Settings) -> Profile:
+    """The row of VLLM for this version; the largest peak where the version is not given."""
+    if not s.version:
+        return NATIVE
+    rows = [p for p in VLLM if p.since <= s.version and not (p.dense_only and d.model.experts)]
+    return rows[-1]
+
+
+class EngineMemory(NamedTuple):
+    """One GPU's memory as an engine divides it up at start-up [B]."""
+
+    total_bytes: float  # as torch sees it
+    requested_bytes: float
+    weights_bytes: float  # with what loading adds to them
+    activation_bytes: float  # the peak of the profiling run
+    other_bytes: float  # outside torch: context, libraries, buffers between GPUs
+    graphs_bytes: float  # CUDA graphs, where counted before the KV cache
+
+    @property
+    def reserve_bytes(self) -> float:
+        """All that is neither weights nor KV cache."""
+        return self.activation_bytes + self.other_bytes + self.graphs_bytes
+
+    @property
+    def available_bytes(self) -> float:
+        """Left for the KV cache."""
+        return self.requested_bytes - self.weights_bytes - self.reserve_bytes
+
+
+def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
+    """How vLLM divides the memory of a GPU of this pipeline stage.
+
+    requested = ceil(total * utilisation); available = requested - weights - peak of a profiling
+    run - what is not torch's - CUDA graphs (from 0.21). Source: vLLM v1/worker/gpu_worker.py.
+    """
+    profile = profile_of(d, s)
+    last = stage == d.pp - 1
+    return EngineMemory(
+        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), loaded_bytes(d, stage),
+        activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
+        profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
+
+
+def comm_bytes(d: Deployment) -> float:
+    """Buffers for collectives on each GPU of a replica [B]; NCCL's are larger with NVLS."""
+    if d.tp * d.pp == 1:
+        return 0.0
+    nvls = d.gpu.link is not None and d.gpu.link.name in NVLS_LINKS
+    far = d.replica_gpus > max(SERVER_GPUS, d.gpu.domain)
+    return COMM_GIB["far" if far else "nvls" if nvls else "server"] * GIB
+
+
+def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
+    """Peak of vLLM's profiling run on one GPU [B]: the larger of forward pass and sampler.
+
+    Forward: each token's hidden states (three at a time) and its gate, up and product of the FFN,
+    or of its top-k experts. Sampler: logits sorted, copied and normalised, for as many sequences
+    as may run. V0 with chunked prefill ran no sampler. A vision tower is roughly 4 patches a token
+    of the encoder's budget. Source: vLLM profile_run; constants from logs.
+    """
+    m, tokens = d.model, s.max_num_batched_tokens
+    wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
+               default=4 * m.hidden)
+    expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
+                  and t.name.endswith("up_proj")), default=0)
+    routed = m.top_k * (max(2 * expert / d.tp, m.hidden) + expert / d.tp) if expert else 0.0
+    forward = tokens * ACTIVATION_BYTES * (3 * m.hidden + max(3 * wide / d.tp, routed))
+    if s.legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
+        return forward
+    sampler = (sampler_bytes * min(s.max_num_seqs, tokens) * m.vocab
+               + tokens * m.hidden * ACTIVATION_BYTES)
+    vision = tokens * VISION_TOKEN_BYTES if m.vision_params else 0.0
+    return max(forward, sampler, vision)
+
+
+VISION_TOKEN_BYTES = 128 * KIB
+# MXFP4 experts are padded to these multiples (hidden, width): vLLM quantization/mxfp4.py
+MXFP4_PAD = {"Hopper": (256, 64), "Blackwell": (256, 256), "Blackwell Ultra": (256, 256)}
+MERGED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+
+
+def loaded_bytes(d: Deployment, stage: int) -> float:
+    """Weights as "Model loading took" counts them on a GPU of this stage [B].
+
+    Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
+    of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
+    """
+    weights = stage_weights(d)[stage]
+    layers = stage_layers(d.model.layers, d.pp)[stage]
+    extra = d.adapter_bytes / d.tp * len(layers) / d.model.layers
+    heads = [c for c in d.model.caches if c.kind in (*KV_HEAD_KINDS, "mla")]
+    latent = [t for t in d.model.tensors if t.name.endswith("kv_b_proj")]
+    if heads and d.model.tensors:
+        rotary = min(128, d.model.head_dim) if latent else d.model.head_dim
+        extra += d.model.max_len * (64 if latent else rotary) * ACTIVATION_BYTES
+    extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
+                 for t in latent)
+    expert = weights.expert_bytes * mxfp4_padding(d)
+    return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
+
+
+def mxfp4_padding(d: Deployment) -> float:
+    """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
+    width = next((t.d_out for t in d.model.tensors if t.split == "expert"
+                  and t.name.endswith("up_proj")), 0)
+    if d.weights.name != "mxfp4" or stem(d.model.arch) != "gptoss" or not width:
+        return 1.0
+    hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
+    padded = (-(-d.model.hidden // hidden_to) * hidden_to
+              * -(-(width / d.tp) // width_to) * width_to)
+    return padded / (d.model.hidden * width / d.tp)
+
+
+def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
+    """What torch's caching allocator adds to the 16-bit matrices of these layers [B].
+
+    A tensor of 10 MiB or more takes whole 2 MiB; a remainder up to 1 MiB stays with it. q, k, v
+    and gate, up are one tensor each. Source: torch c10 CUDACachingAllocator.
+    """
+    quant = stored_as(d)
+    sizes: Dict[Tuple[str, FrozenSet[int]], float] = {}
+    if quant is None:
+        return 0.0
+    kv_ranks = min(d.tp, max(kv_heads_of(d.model), default=1))
+    for t, where, each, label in stored_weights(d.model.tensors, quant):
+        if t.d_in and label == quant.plain and t.split in ("tp", "kv", "expert"):
+            start, _, last = t.name.rpartition(".")
+            key = (start + MERGED.get(last, last), where)
+            ranks = kv_ranks if t.split == "kv" else d.tp
+            sizes[key] = sizes.get(key, 0.0) + each / ranks
+    chosen, total = set(layers), 0.0
+    for (_, where), size in sizes.items():
+        left = -size % (2 * MIB)
+        if size >= 10 * MIB and left <= MIB:
+            total += left * len(where & chosen)
+    return total
+
+
+class Group(NamedTuple):
+    """Layers that share a block table in vLLM."""
+
+    kind: str
+    window: int
+    tables: int  # block tables of this kind
+    block_tokens: int
+
+
+class Pool(NamedTuple):
+    """vLLM's paged KV cache on one GPU."""
+
+    groups: Tuple[Group, ...]
+    block_bytes: float  # of one block id: a page in each layer of a group
+    blocks: int
+    blocks_per_request: int  # of max_model_len tokens
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of max_model_len that fit."""
+        return self.blocks / max(1, self.blocks_per_request)
+
+
+def token_page_bytes(cache: Cache, d: Deployment) -> float:
+    """What a token takes in one layer of this kind on a GPU; a state's whole size [B]."""
+    t = cache_terms(cache._replace(layers=1), d, 1)
+    if cache.state_bytes:
+        return cache.state_bytes / d.tp
+    return t["heads_per_gpu"] * t["elements"] * t["kv_bytes"] / t["every"]
+
+
+def kv_groups(d: Deployment, s: Settings) -> Tuple[Tuple[Group, ...], float]:
+    """vLLM's groups of layers and the bytes of one block.
+
+    One kind of layer is one group. Of several kinds: an SSM hybrid's attention block grows to hold
+    a state; pages are made equal by longer blocks or padding; a group has as many layers as the
+    rarest kind (the commonest, where that is under 1.5 times it). Before 0.9.2 a window was kept
+    whole. Source: vLLM v1/core/kv_cache_utils.py.
+    """
+    caches = [c for c in d.model.caches if c.elements or c.state_bytes]
+    if not s.since(0, 9, 2):
+        caches = [c._replace(kind="full", window=0) if c.window else c for c in caches]
+    kinds = {c.kind if c.kind not in SHARED_KINDS else "full" for c in caches}
+    size = s.block_tokens
+    if kinds == {"full"} or len({(c.kind, c.window) for c in caches}) == 1:
+        first = caches[0]
+        block = sum(c.layers * size * token_page_bytes(c, d) for c in caches)
+        return (Group(first.kind, first.window, 1, size),), block
+    state = max((token_page_bytes(c, d) for c in caches if c.state_bytes), default=0.0)
+    attention = max((token_page_bytes(c, d) for c in caches if not c.state_bytes), default=1.0)
+    align = 128 if any(c.kind == "mla" for c in caches) else 16
+    if state:
+        size = max(size, align * math.ceil(state / (align * attention)))
+    pages = [state if c.state_bytes else size * token_page_bytes(c, d) for c in caches]
+    page = max(pages)
+    fewest, most = min(c.layers for c in caches), max(c.layers for c in caches)
+    together = most if most < 1.5 * fewest else fewest
+    groups = tuple(
+        Group(c.kind, c.window, -(-c.layers // together),
+              size if c.state_bytes or page % own else size * int(page // own))
+        for c, own in zip(caches, pages))
+    return groups, together * page
+
+
+def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Settings) -> int:
+    """Block ids that one request of so many tokens takes. Source: vLLM v1/kv_cache_interface.py."""
+    total = 0
+    for g in groups:
+        if g.kind == "state":
+            need = 2 if s.prefix_caching and s.since(0, 28) else 1
+        elif g.kind == "sliding":
+            need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
+        elif g.kind == "chunked":
+            need = -(-min(g.window + s.in_flight_tokens, tokens) // g.block_tokens)
+        else:
+            need = math.ceil(math.ceil(tokens / d.dcp) / g.block_tokens)
+        total += g.tables * need
+    return total
+
+
+def vllm_pool(d: Deployment, s: Settings, available: Sequence[float]) -> Pool:
+    """The KV cache that these bytes on each stage make: the poorest stage decides for all."""
+    groups, block = kv_groups(d, s)
+    shares = [len(stage) / d.model.layers for stage in stage_layers(d.model.layers, d.pp)]
+    blocks = min(max(0, int(free // (block * share))) for free, share in zip(available, shares))
+    return Pool(groups, block, blocks, request_blocks(groups, s.max_model_len, d, s))
+
+
+# DeepSeek-V4 packs pages of several sizes into one block, which is not described here: bytes of a
+# sequence times this, and these bytes for each token in flight and layer (fitted to two logs).
+PACKED_SHARE, PACKED_TOKEN_BYTES = 1.24, 8700
+
+
+def packed_request_bytes(d: Deployment, s: Settings) -> float:
+    """What one request of max_model_len takes of a pool with compressed caches, roughly [B]."""
+    return (PACKED_SHARE * sequence_bytes(d, s.max_model_len)
+            + PACKED_TOKEN_BYTES * s.max_num_batched_tokens * d.model.layers * d.stage_share)
+
+
+def vllm_tokens(pool: Pool, d: Deployment, s: Settings) -> int:
+    """"GPU KV cache size" as the log has it: requests times their length; before 0.21, and for
+    one group, the blocks of one table times their tokens (too few, for hybrids: vllm#40691).
+    """
+    tables = sum(g.tables for g in pool.groups)
+    if tables == 1 or not s.since(0, 21):
+        return pool.blocks // tables * min(g.block_tokens for g in pool.groups) * d.dcp
+    return int(pool.concurrency * s.max_model_len)
+
+
+def longest_that_fits(pool: Pool, d: Deployment, s: Settings) -> int:
+    """Most tokens of one request, by bisection as the engine does; 0 where none fits."""
+    low, high = 0, s.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = request_blocks(pool.groups, middle, d, s) <= pool.blocks - 1  # one is never used
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+SGLANG_CLASSES = (  # memory under GiB, chunked prefill, decode batch at TP under 4, from 4
+    (20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512),
+    (10**6, 16384, 512, 512))
+SGLANG_CONTEXT_GIB = 0.4  # taken before the weights: torch's total less "avail mem" in three logs
+
+
+def sglang_defaults(memory_gib: float, tp: int) -> Tuple[int, int]:
+    """SGLang's chunked prefill and largest decode graph for a GPU of this memory."""
+    row = next(row for row in SGLANG_CLASSES if memory_gib < row[0])
+    return row[1], row[3 if tp >= 4 else 2]
+
+
+def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_seqs: int) -> float:
+    """SGLang's own mem_fraction_static; before 0.5 a table by TP.
+
+    Source: SGLang 0.5.23 arg_groups/memory_hook.py; 0.4.1 server_args.py.
+    """
+    if () < version < (0, 5):
+        return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(d.tp, 0.79)
+    mib = d.gpu.memory_bytes / MIB
+    reserved = 512 + 1.5 * max(prefill_tokens, 2048) + d.tp * d.pp / 8 * 1024 + 2 * graph_seqs
+    if any(c.kind == "mla" for c in d.model.caches):
+        reserved += 1536
+    if mib > 60 * KIB:
+        reserved = max(reserved, 10240)
+    return round((mib - reserved) / mib, 3)
+
+
+def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
+    """How SGLang divides a GPU's memory: the pool is what is free after the weights, less a share
+    of what was free before. Source: SGLang 0.5.23 model_executor/pool_configurator.py.
+    """
+    context = SGLANG_CONTEXT_GIB * GIB
+    free = d.gpu.torch_bytes - context
+    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
+
+
+SWA_RATIO, STATE_RATIO = 0.8, 0.9  # SGLang swa_full_tokens_ratio, mamba_full_memory_ratio
+
+
+def sglang_tokens(d: Deployment, available: float) -> int:
+    """SGLang's max_total_num_tokens for these bytes.
+
+    Sliding layers hold 0.8 of the tokens of full ones; recurrent states take 0.9/1.9 of the pool.
+    """
+    share = d.stage_share
+    cell = 0.0
+    for c in d.model.caches:
+        if not c.state_bytes:
+            cell += c.layers * share * token_page_bytes(c, d) * (SWA_RATIO if c.window else 1)
+    if any(c.state_bytes for c in d.model.caches):
+        available /= 1 + STATE_RATIO
+    return max(0, int(available // cell)) if cell else 0
+
+
+def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
+    """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
+    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    peak = activation_bytes(d, s, 0.0)
+    other = 0.5 * GIB + comm_bytes(d)
+    left = d.gpu.torch_bytes - weights - peak - other
+    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - left * (1 - s.util), weights, peak,
+                        other, 0.0)
+
+
+class Refusal(NamedTuple):
+    """Why an engine would not start, and the flag that cures it."""
+
+    what: str
+    cure: str
+
+
+def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) -> List[Refusal]:
+    """Every reason why vLLM would refuse to start this deployment."""
+    found = shard_refusals(d)
+    m = d.model
+    if m.max_len and s.max_model_len > m.max_len:
+        found.append(Refusal(f"max_model_len {count(s.max_model_len)} is past the model's "
+                             f"{count(m.max_len)}", f"--max-model-len {m.max_len}"))
+    if s.max_num_seqs > s.max_num_batched_tokens:
+        found.append(Refusal(f"max_num_batched_tokens {s.max_num_batched_tokens} is under "
+                             f"max_num_seqs {s.max_num_seqs}",
+                             f"--max-num-seqs {s.max_num_batched_tokens}"))
+    if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
+        most = math.floor((1 - CONTEXT_GIB * GIB / memory.total_bytes) * 100) / 100
+        found.append(Refusal("free memory is less than the utilisation asks for",
+                             f"--gpu-memory-utilization {most:g}"))
+    if memory.available_bytes <= pool.block_bytes:
+        needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+        found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
+                             "weights, activations and buffers", room_cure(d, needed)))
+    elif pool.blocks_per_request > pool.blocks - 1:
+        longest = longest_that_fits(pool, d, s)
+        found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
+                             f"--max-model-len {longest}" if longest else room_cure(d, 1.0)))
+    if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
+        found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
+                             "blocks", f"--max-num-seqs {pool.blocks}"))
+    return found
+
+
+CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
+
+
+def room_cure(d: Deployment, needed: float) -> str:
+    """The flag that makes room: utilisation if that is enough, else more GPUs or fewer bytes."""
+    share = math.ceil(needed * 100 + 2) / 100
+    if d.util < share <= 0.97:
+        return f"--gpu-memory-utilization {share:g}"
+    wider = [n for n in fitting_tp(d.model) if n > d.tp and n & (n - 1) == 0]
+    return f"--tensor-parallel-size {wider[0]}" if wider else "--quantization fp8"
+
+
+ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
+
+
+def shard_refusals(d: Deployment) -> List[Refusal]:
+    """Quantised matrices whose TP shard is no whole number of scale blocks or groups.
+
+    Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
+    """
+    quant = stored_as(d)
+    if quant is None or d.tp == 1:
+        return []
+    for _, scheme in quant.rules:
+        for tp in [d.tp, *(n for n in range(d.tp - 1, 0, -1) if not tp_problem(d.model, n))]:
+            odd = odd_shard(d, quant, scheme, tp)
+            if tp == d.tp and not odd:
+                break
+            if tp == d.tp:
+                what = odd
+            elif not odd:
+                split = any(t.name == what and t.split == "expert" for t in d.model.tensors)
+                cure = "--enable-expert-parallel" if split else f"--tensor-parallel-size {tp}"
+                return [Refusal(f"{scheme.label} scales do not divide {what} over TP={d.tp}", cure)]
+    return []
+
+
+def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
+    """The first matrix of this scheme that TP cuts within a scale's block, or ''."""
+    for t, _, _, label in stored_weights(d.model.tensors, quant):
+        if label != scheme.label or t.split not in ("tp", "kv", "expert"):
+            continue
+        if t.split == "expert" and d.ep > 1:
+            continue
+        ranks = min(tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else tp
+        row = t.name.endswith(ROW_PARALLEL)
+        size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
+        if unit > 1 and (size % ranks or size // ranks % unit):
+            return t.name
+    return ""
+
+
+# A pasted log: what it says, whatever the version's wording. The worst rank counts.
+GIB_TEXT = r"([-\d.]+) ?Gi?B"
+LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or "last"
+    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[=- ]v?)"
+                r"(\d+(?:\.\d+)+)", "last"),
+    ("total_bytes", r"total_gpu_memory \(" + GIB_TEXT, "min"),
+    ("total_bytes", r"Free memory on device \([\d.]+/([\d.]+) GiB\)", "min"),
+    ("util", r"gpu_memory_utilization \(([\d.]+)\)", "last"),
+    ("util", r"Desired GPU memory utilization is \(([\d.]+)", "last"),
+    ("util", r"(?:current --|[^a-z])gpu[_-]memory[_-]utilization[=: ]+'?([\d.]+)", "last"),
+    ("util", r"mem[_-]fraction[_-]static=([\d.]+)", "last"),
+    ("max_model_len", r"max_seq_len=(\d+)", "last"),
+    ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "last"),
+    ("max_model_len", r"context_len=(\d+)", "last"),
+    ("tp", r"tensor_parallel_size=(\d+)|tp_size=(\d+)", "last"),
+    ("weights_bytes", r"(?:[Mm]odel loading|Loading model weights) took " + GIB_TEXT, "max"),
+    ("weights_bytes", r"model weights take " + GIB_TEXT, "max"),
+    ("weights_bytes", r"Load weight end.*mem usage=" + GIB_TEXT, "max"),
+    ("free_before_bytes", r"Load weight begin\. avail mem=" + GIB_TEXT, "min"),
+    ("free_after_bytes", r"Load weight end.*avail mem=" + GIB_TEXT, "min"),
+    ("other_bytes", r"non_torch_memory takes " + GIB_TEXT, "max"),
+    ("other_bytes", GIB_TEXT + r" for non-torch memory", "max"),
+    ("activation_bytes", r"PyTorch activation peak memory takes " + GIB_TEXT, "max"),
+    ("activation_bytes", GIB_TEXT + r" for peak activation", "max"),
+    ("graphs_bytes", r"Estimated CUDA graph memory: " + GIB_TEXT, "max"),
+    ("captured_bytes", r"Graph capturing finished in .* took " + GIB_TEXT, "max"),
+    ("available_kv_bytes", r"Available KV cache memory: " + GIB_TEXT, "min"),
+    ("available_kv_bytes", r"reserved for KV Cache is " + GIB_TEXT, "min"),
+    ("pool_part_bytes", r"[KV]V? size: " + GIB_TEXT, "sum"),
+    ("num_gpu_blocks", r"# (?:GPU|cuda|CUDA) blocks: (\d+)", "min"),
+    ("num_gpu_blocks", r"num_gpu_blocks(?: is|=|:) ?(\d+)", "min"),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens", "min"),
+    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)", "min"),
+    ("kv_cache_tokens", r"KV Cache is allocated.*#tokens: (\d+)", "min"),
+    ("kv_cache_tokens", r"stored in KV cache \((\d+)\)", "min"),
+    ("max_concurrency", r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", "min"),
+)
+LOG_BYTES_MAX = 64 * MIB
+LOG_LINE_CHARS = 4000  # of a line are looked at
+
+
+def read_startup_log(path: str) -> Dict[str, Any]:
+    """What a pasted vLLM or SGLang start-up log states, SI units. UserError where it says nothing.
+
+    Every rank writes its own lines: weights and peaks count at their largest, room at its least.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LOG_BYTES_MAX + 1)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    if len(data) > LOG_BYTES_MAX:
+        raise UserError(f"{path} is over {LOG_BYTES_MAX // MIB} MiB; cut it to one start")
+    found = parse_startup_log(data.decode("utf-8", "replace"))
+    if not {name for name, _ in LOGGED} & set(found):
+        raise UserError(f"{path} has no line of a vLLM or SGLang start that says how memory was "
+                        "divided; paste those from the weights to the KV cache")
+    return found
+
+
+def parse_startup_log(text: str) -> Dict[str, Any]:
+    """The figures of a start-up log's lines, by LOG_LINES."""
+    import re
+
+    patterns = [(key, re.compile(pattern), how) for key, pattern, how in LOG_LINES]
+    found: Dict[str, Any] = {}
+    for line in text.splitlines():
+        line = line[:LOG_LINE_CHARS]
+        for key, pattern, how in patterns:
+            matches = pattern.findall(line)
+            if not matches:
+                continue
+            texts = [m if isinstance(m, str) else "".join(m) for m in matches]
+            if key == "version":
+                found[key] = engine_version(texts[-1])
+                continue
+            try:
+                values = [float(t.replace(",", "")) for t in texts]
+            except ValueError:
+                continue
+            value = sum(values) if how == "sum" else values[-1]
+            value *= GIB if key.endswith("_bytes") else 1
+            old = found.get(key, value)
+            found[key] = {"max": max, "min": min}.get(how, lambda _, new: new)(old, value)
+    if "Load weight" in text or "max_total_num_tokens" in text:
+        found["engine"] = "sglang"
+    if "pool_part_bytes" in found:
+        found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
+    return found
+
+
+def engine_version(text: str) -> Version:
+    """The numbers of a version: v0.14.0rc2 -> (0, 14, 0). UserError without any.
+
+    () for what tells nothing: a source build calls itself 0.1.dev8168; 0.2x may be any of ten.
+    """
+    import re
+
+    match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)(\.dev|x)?", text.strip().lower())
+    if not match:
+        raise UserError(f"{text!r} is no version; write 0.33 or 0.10.2")
+    numbers = tuple(int(part) for part in match[1].split(".")[:3])
+    return () if match[2] == "x" or (match[2] and numbers == (0, 1)) else numbers
+
+
+def dotted(version: Version) -> str:
+    """A version as people write it; '' where it is not known."""
+    return ".".join(map(str, version))
+
+
+class EngineAnswer(NamedTuple):
+    """What an engine will log at start-up."""
+
+    memory: EngineMemory  # of the poorest stage
+    pool: Optional[Pool]  # vLLM's; None for engines without block groups
+    tokens: int
+    concurrency: float
+    refusals: List[Refusal]
+    low_bytes: float  # the band of the available KV memory
+    high_bytes: float
+
+
+def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
+                  weights: Optional[float] = None) -> EngineAnswer:
+    """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
+    stages = engine_stages(d, s, reserve, weights)
+    memory = min(stages, key=lambda stage: stage.available_bytes)
+    available = [stage.available_bytes for stage in stages]
+    low, high = available_band(s, memory, reserve is not None)
+    if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
+        requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
+        refusals = [] if requests >= 1 else [Refusal(
+            f"one request of {count(s.max_model_len)} tokens does not fit", room_cure(d, 1.0))]
+        return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
+                            shard_refusals(d) + refusals, low, high)
+    if s.engine == "vllm":
+        pool = vllm_pool(d, s, available)
+        return EngineAnswer(memory, pool, vllm_tokens(pool, d, s), pool.concurrency,
+                            refusals_of(d, s, memory, pool), low, high)
+    tokens = sglang_tokens(d, memory.available_bytes)
+    tokens -= tokens % s.block_tokens
+    refusals = [] if tokens else [Refusal("no memory is left for the KV cache",
+                                          room_cure(d, 1.0))]
+    return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
+
+
+def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
+    """Where the available KV memory falls in nine of ten logs [B]."""
+    left = memory.available_bytes
+    if logged or s.engine != "vllm":
+        spread = abs(left) * POOL_BAND["logged" if logged else s.engine]
+        return left - spread, left + spread
+    less, more = RESERVE_BAND[bool(s.version)]
+    load = memory.weights_bytes * 0.005
+    return left - memory.reserve_bytes * more - load, left + memory.reserve_bytes * less + load
+
+
+POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
+# By how much the reserve logged was under, and over, the one predicted in nine of ten logs
+# (tests/bench_logs.py), by whether the version is known: the newest reserve a third of the oldest.
+RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
+
+
+def engine_stages(d: Deployment, s: Settings, reserve: Optional[float],
+                  weights: Optional[float]) -> List[EngineMemory]:
+    """The engine's memory on each pipeline stage, with what a log states put over it."""
+    stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
+              else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
+    if weights is not None:
+        stages = [m._replace(weights_bytes=weights) for m in stages]
+    if reserve is not None:
+        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0, other_bytes=reserve)
+                  for m in stages]
+    return stages
 
 
 # ---- 7. Step time ------------------------------------------------------------------------------
@@ -4193,6 +5014,157 @@ def candidate_text(c: Candidate) -> str:
             f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
+ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_worker.py"
+BLOCKS = "vLLM v1/core/kv_cache_utils.py"
+
+
+def say_engine(case: Case, answer: Answer) -> None:
+    """What the engine will log at start-up, and what it would refuse."""
+    d, s = case.d, settings_of(case.d, case.args)
+    log = case.args.startup_log
+    if log:
+        d, s = as_logged(d, s, log, case.args)
+    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
+    record_engine(d, s, found, answer)
+    m = found.memory
+    version = dotted(s.version) or "(version not given)"
+    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
+    parts += [f"{name} {size / GIB:.2f}" for name, size in (
+        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
+        ("CUDA graphs", m.graphs_bytes)) if size]
+    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
+    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
+             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
+             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
+    blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
+    size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
+            f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
+    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
+                 f"{found.concurrency:.2f}x")
+    if s.engine == "vllm" and not s.version and not log:
+        newest = engine_answer(d, s._replace(version=ENGINES["vllm"])).memory.available_bytes
+        lines[-2] += f"; {newest / GIB:.2f} from {dotted(ENGINES['vllm'])} on"
+    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
+                 f"{count(s.max_num_batched_tokens)}")
+    answer.say("ENGINE", *lines)
+    for refusal in found.refusals:
+        answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
+    """The steps of the engine's accounting."""
+    m, key = found.memory, "engine."
+    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
+        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
+    answer.add(key + "version", dotted(s.version) or None)
+    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
+    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
+    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
+               "rotary tables, padding and allocator with them")
+    for name in ("activation", "other", "graphs"):
+        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
+    answer.add(key + "available_kv_bytes", m.available_bytes, "B",
+               "requested - weights - activation - other - graphs", ENGINE_SOURCE,
+               requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
+               activation=m.activation_bytes, other=m.other_bytes)
+    answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
+    answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
+    pool = found.pool
+    answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
+    answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
+               else s.block_tokens, "tokens")
+    answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
+    answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
+    answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
+    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
+
+
+def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
+              args: Any) -> Tuple[Deployment, Settings]:
+    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
+    if log.get("tp", d.tp) != d.tp:
+        raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
+                        f"add --tp {log['tp']:.0f}")
+    if "total_bytes" in log:
+        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    if "util" in log and "util" not in args.given:
+        s = s._replace(util=log["util"])
+    if "max_model_len" in log and "ctx" not in args.given:
+        s = s._replace(max_model_len=int(log["max_model_len"]))
+    if "version" in log and not s.version:
+        s = s._replace(version=log["version"])
+    return d, s
+
+
+def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
+    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
+
+    None where the log does not say enough. The utilisation is the log's own.
+    """
+    if not log:
+        return None
+    left = logged_kv_bytes(d, s, log)
+    if left is None:
+        return None
+    util = log.get("util", s.util)
+    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
+    return min(m.requested_bytes - m.weights_bytes for m in base) - left
+
+
+def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
+    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
+    if "available_kv_bytes" in log:
+        return float(log["available_kv_bytes"])
+    groups, block = kv_groups(d, s)
+    if "num_gpu_blocks" in log:
+        return float(log["num_gpu_blocks"] * block * d.stage_share)
+    if "kv_cache_tokens" in log and len(groups) == 1:
+        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
+    return None
+
+
+LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
+          ("other_bytes", "not torch's"), ("graphs_bytes", "CUDA graphs"),
+          ("available_kv_bytes", "KV memory"), ("num_gpu_blocks", "blocks"),
+          ("kv_cache_tokens", "KV tokens"), ("max_concurrency", "concurrency"))
+
+
+def say_startup_log(case: Case, answer: Answer) -> None:
+    """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
+    log = case.args.startup_log
+    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
+    s = s._replace(util=log.get("util", s.util))
+    found = engine_answer(d, s)
+    predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
+                 "kv_cache_tokens": found.tokens, "max_concurrency": found.concurrency,
+                 "available_kv_bytes": found.memory.available_bytes}
+    lines = []
+    for name, label in LOGGED:
+        if name not in log:
+            continue
+        value = predicted.get(name, getattr(found.memory, name, None))
+        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
+        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
+        if value is None:
+            continue
+        unit = "B" if name.endswith("_bytes") else ""
+        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
+        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
+                     f"{scaled(value, unit)}{off}")
+    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
+                         source="total * utilisation - weights - KV cache of the log")
+    if reserve is not None:
+        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
+        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
+        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
+                   "tokens")
+        lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
+                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
+                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
+    answer.say("STARTUP LOG", *lines)
+
+
 # ---- 9b. Launch commands -----------------------------------------------------------------------
 # One table of engine settings. From it come the tables of --flags, the launch command and its
 # reasons, and the reading of a pasted command.
@@ -4471,7 +5443,8 @@ def _switch(launch: Launch) -> str:
 def _limit_values(launch: Launch) -> Values:
     """Memory and batch limits."""
     d = launch.d
-    share, of = launch.util, "all memory; the KV pool is what is left of it"
+    share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
+                              "memory for the engine; the KV pool is what is left of it")
     if launch.engine == "trtllm":
         m = memory_of(d._replace(util=launch.util))
         free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
@@ -4655,29 +5628,28 @@ def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
 
 def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
-    d, args, plan = case.d, case.args, case.plan
+    d, args, plan, own = case.d, case.args, case.plan, settings_of(case.d, case.args)
     held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
                * d.attention_dp)
-    slots, why = plan.max_num_seqs if plan else min(SEQS_MOST, held - held % 8 or held or 1), {}
-    chunk = (plan.max_num_batched_tokens if plan else
-             8192 if d.gpu.memory_bytes >= 70 * GIB else 2048)
-    if args.engine == "sglang":
-        chunk *= d.attention_dp
-    else:
-        slots = -(-slots // d.attention_dp)
+    slots, chunk, why = min(SEQS_MOST, held - held % 8 or held or 1), own.max_num_batched_tokens, {}
     if plan:
+        slots, chunk = plan.max_num_seqs, plan.max_num_batched_tokens
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
                f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
                "ctx": "p99.9 of input + output"}
     elif "max_num_seqs" not in args.given:
         why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
                f"{count(d.history_tokens)} tokens"}
+    if args.engine == "sglang":
+        chunk *= d.attention_dp
+    else:
+        slots = -(-slots // d.attention_dp)
     speculating = {"spec_accept", "spec_accept_len", "spec_method"} & args.given
     method = args.spec_method or ("mtp" if d.model.mtp_layers else
                                   "eagle3" if args.spec_cost else "ngram")
     step_s = case.step.step_s if case.batch else math.inf
     return Launch(
-        args.engine, *checkpoint_of(args, d), d, d.util,
+        args.engine, *checkpoint_of(args, d), d, own.util,
         plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens,
         args.max_num_seqs or slots,
         args.max_num_batched_tokens or max(chunk, args.max_num_seqs or slots),
@@ -4726,6 +5698,15 @@ def say_launch(case: Case, answer: Answer) -> None:
             shown = ""
         answer.lines += [f"  {shown if i == 0 else '':<{width}}  {part}"
                          for i, part in enumerate(reason)]
+    own = settings_of(case.d, case.args)
+    differing = [f"{spelling(launch.engine, key)} {mine}" for key, mine, theirs in (
+        ("ctx", launch.max_model_len, own.max_model_len),
+        ("max_num_seqs", launch.max_num_seqs, own.max_num_seqs),
+        ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
+        if mine != theirs]
+    if differing:
+        notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
+                 f"command give {' '.join(differing)} too"]
     if not case.memory.fits:
         notes = [*notes, "it does NOT fit: the engine would refuse to start (SHORT, WOULD DO)"]
     for note in notes:
@@ -5037,10 +6018,11 @@ def known_as(model: str) -> Tuple[str, str, str]:
     """
     import re
 
-    def plain(name: str) -> Tuple[str, ...]:
+    def plain(name: str, dated: bool) -> Tuple[str, ...]:
         base = name.rstrip("/").rpartition("/")[2].lower()
         words = re.split(r"[-_ ]|(?<=[a-z])\.(?=[a-z])", base)
-        return tuple(w for w in words if w not in VARIANT and not re.fullmatch(r"\d{4}", w))
+        return tuple(w for w in words if w not in VARIANT
+                     and (dated or not re.fullmatch(r"\d{4}", w)))
 
     rows = presets().get("models", [])
     if os.path.lexists(model):
@@ -5049,7 +6031,8 @@ def known_as(model: str) -> Tuple[str, str, str]:
                                                   *r.get("aliases", ()))]
     if exact:
         return exact[0]["name"], exact[0].get("native", "bf16"), ""
-    same = [r for r in rows if plain(model) in (plain(r["id"]), plain(r["name"]))]
+    same = next(filter(None, ([r for r in rows if plain(model, dated) in (
+        plain(r["id"], dated), plain(r["name"], dated))] for dated in (True, False))), [])
     if len(same) != 1:
         return model, "", ""
     words = re.split(r"[-_.]", model.lower())
@@ -5239,8 +6222,10 @@ SECTIONS = (
     Section("", say_comm), Section("", say_layout),
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
-    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("", say_binds),
-    Section("", say_plan), Section("from", say_inherited), Section("engine", say_launch),
+    Section("kv_link", say_kv_transfer), Section("rho", say_queueing),
+    Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
+    Section("", say_binds), Section("", say_plan), Section("from", say_inherited),
+    Section("engine", say_launch),
 )
 
 
@@ -5407,19 +6392,18 @@ def spec_method(text: str) -> str:
     return text
 
 
-def engine_name(text: str) -> str:
-    """One of the engines that are known."""
-    if text.lower() not in ENGINES:
-        raise UserError(f"{text!r} is not known; write {', '.join(ENGINES)}")
-    return text.lower()
-
-
-ENGINES = ("vllm", "sglang", "trtllm")
-
-
 def expert_parallel(text: str) -> int:
     """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
     return 0 if text == "all" else whole(text)
+
+
+def engine_name(text: str) -> str:
+    """An engine: vllm, sglang or trtllm."""
+    name = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm"}.get(text.lower(), text.lower())
+    if name not in ENGINES:
+        raise UserError(f"{text!r} is no engine known here{near(text, ENGINES)}; known: "
+                        f"{', '.join(ENGINES)}")
+    return name
 
 
 class Flag(NamedTuple):
@@ -5491,11 +6475,6 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--slo-e2e-ms", positive, "MS", "p99 of the whole request"),
         Flag("--workload", word, "NAME", "lengths and SLOs of presets.json: chat code rag agent "
              "batch"),
-        Flag("--engine", engine_name, "NAME", "vllm, sglang or trtllm: the expectation, what it "
-             "will log, its launch command"),
-        Flag("--max-num-seqs --max-running-requests", whole, "N", "most sequences in a step"),
-        Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "most tokens in "
-             "a step, prefill and decode"),
     ),
     "questions": (
         Flag("--from", pasted_command, "CMD", "read the deployment from a pasted launch command of "
@@ -5525,6 +6504,16 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
+        Flag("--engine", engine_name, "NAME", "what vllm, sglang or trtllm will log and refuse, its"
+             " launch command"),
+        Flag("--engine-version", engine_version, "VERSION", "of the engine, such as 0.10.2 "
+             "(default: the largest reserve of any)", needs="--engine --startup-log"),
+        Flag("--max-num-seqs --max-running-requests", whole, "N", "sequences the engine runs at "
+             "once (default: its own)"),
+        Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "of one step "
+             "(default: the engine's own)"),
+        Flag("--startup-log", read_startup_log, "FILE", "a pasted vLLM or SGLang log, beside the "
+             "prediction"),
     ),
     "output": (
         Flag("--json", None, "", "everything, SI units, stable keys"),
@@ -5595,8 +6584,8 @@ def beside(alone: Any, args: Any, pasted: Pasted) -> Any:
     if not model_named(alone):
         args.model = pasted.resolved
     args.engine = alone.engine or pasted.engine
-    if pasted.version and getattr(args, "engine_version", "") is None:
-        args.engine_version = pasted.version
+    if pasted.version and args.engine == pasted.engine and args.engine_version is None:
+        args.engine_version = engine_version(pasted.version)
     for name, width in (("weights", "weight_bytes"), ("kv", "kv_bytes")):
         if getattr(alone, width):
             setattr(args, name, alone.__dict__[name])
@@ -5611,10 +6600,12 @@ def settle(args: Any) -> None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
+    args.given = set()
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         name = flag.names.split()[0]
         field = name[2:].replace("-", "_")
         given = getattr(args, field) not in (None, False)
+        args.given |= {field} if given else set()
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
             raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
@@ -5622,6 +6613,8 @@ def settle(args: Any) -> None:
         if getattr(args, field) is None:
             setattr(args, field, flag.default)
     args.prices = args.gpu_price
+    if args.startup_log and not args.engine:
+        args.engine = args.startup_log.get("engine", "vllm")
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
@@ -5760,9 +6753,20 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
     by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
+    if by_id is None and "/" in name:
+        by_id = next((r for r in rows if bare_name(name) in map(bare_name, (
+            r["name"], str(r.get("id")), *r.get("aliases", ())))), None)
     if by_id or "/" not in name or args.preset:
         return build_preset(by_id or find_row("models", name, "model", rows))
     return model_from_checkpoint(name, *fetch_checkpoint(name))
+
+
+def bare_name(name: str) -> str:
+    """A Hugging Face id without its organisation and what changes no shape: -Instruct, -hf."""
+    import re
+
+    name = name.rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"(-(instruct|it|chat|hf|base))+(?=-v?\d|$)", "", name)
 
 
 def looks_like_path(name: str) -> bool:

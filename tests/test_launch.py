@@ -244,6 +244,12 @@ class Commands(unittest.TestCase):
                          "my drafts/it's")
         self.assertEqual(words[:3], ["vllm", "serve", "Qwen/Qwen3-8B"])
 
+    def test_limits_that_the_predicted_log_does_not_have_are_said(self) -> None:
+        line = ("llama-3.1-70b", "-tp", "2", "--weights", "fp8", "--engine", "vllm")
+        self.assertIn("ENGINE reckons", run(*line)[1])
+        seqs = ask(" ".join(line))["engine"]["command"].split("--max-num-seqs ")[1].split()[0]
+        self.assertNotIn("ENGINE reckons", run(*line, "--max-num-seqs", seqs)[1])
+
     def test_a_deployment_that_does_not_fit_says_so_at_its_command(self) -> None:
         self.assertIn("refuse to start", run("llama-3.1-70b", "--engine", "vllm")[1])
 
@@ -310,7 +316,8 @@ class Reading(unittest.TestCase):
                 again = answer("--from", command, "--gpu", words[words.index("--gpu") + 1])
                 first = answer(*words)
                 self.assertEqual(again["engine"]["command"], command)
-                for key in ("tp", "pp", "dp", "dcp", "pcp", "util", "kv_bytes_per_element"):
+                same = ["tp", "pp", "dp", "dcp", "pcp", "kv_bytes_per_element"]
+                for key in same + ["util"] * ("--util" in words):
                     self.assertEqual(again["deployment"][key], first["deployment"][key], command)
                 self.assertEqual(again["inherited"]["not_understood"], [])
 
@@ -339,6 +346,12 @@ class Reading(unittest.TestCase):
         code, _, err = run("--from", "sglang serve a/b --tp 4 --dp 3 --enable-dp-attention")
         self.assertEqual((code, err.count("\n")), (2, 1))
 
+    def test_a_container_s_tag_is_the_engine_s_version(self) -> None:
+        found = answer("--from", "docker run vllm/vllm-openai:v0.10.2 --model Qwen/Qwen3-8B")
+        self.assertEqual(found["engine"]["version"], "0.10.2")
+        found = answer("--from", "docker run vllm/vllm-openai:latest --model Qwen/Qwen3-8B")
+        self.assertIsNone(found["engine"]["version"])
+
     def test_speculation_and_precision_are_read_from_json_names_and_the_model_s_name(self) -> None:
         read = self.read("vllm serve neuralmagic/Meta-Llama-3.1-70B-Instruct-FP8 -tp 2 "
                          "--speculative-config '{\"method\": \"eagle3\", \"model\": \"a/b\", "
@@ -358,7 +371,8 @@ class Reading(unittest.TestCase):
     def test_names_that_share_words_are_not_taken_for_one_another(self) -> None:
         for name, preset in (("Qwen/Qwen3-8B-Base", "qwen3-8b"),
                              ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
-                             ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b"),
+                             ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-2507"),
+                             ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
                              ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", None),
                              ("meta-llama/Meta-Llama-3-8B", None)):
             found = capacity.known_as(name)[0]
