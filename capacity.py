@@ -5631,15 +5631,14 @@ def launch_of(case: Case) -> Launch:
     d, args, plan, own = case.d, case.args, case.plan, settings_of(case.d, case.args)
     held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
                * d.attention_dp)
-    slots, chunk, why = min(SEQS_MOST, held - held % 8 or held or 1), own.max_num_batched_tokens, {}
+    slots, chunk = min(SEQS_MOST, held - held % 8 or held or 1), own.max_num_batched_tokens
+    why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
+           f"{count(d.history_tokens)} tokens"}
     if plan:
         slots, chunk = plan.max_num_seqs, plan.max_num_batched_tokens
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
                f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
                "ctx": "p99.9 of input + output"}
-    elif "max_num_seqs" not in args.given:
-        why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
-               f"{count(d.history_tokens)} tokens"}
     if args.engine == "sglang":
         chunk *= d.attention_dp
     else:
@@ -5659,7 +5658,7 @@ def launch_of(case: Case) -> Launch:
         disaggregated=args.kv_link is not None, streamed=args.storage is not None,
         async_scheduling=step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
         and (not speculating or method not in ("ngram", "suffix")),
-        why=why)
+        why={key: text for key, text in why.items() if key not in args.given})
 
 
 def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
@@ -6083,7 +6082,7 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Change]:
     elif need and d.ctx_tokens > 1.5 * need:
         yield Change(flag("ctx"), had["ctx"], str(need), "max context: the p99.9 of input + output "
                      f"is {count(need)}; a longer one lets a stray request take the KV of "
-                     f"{d.ctx_tokens / need:.1f}")
+                     f"{figure(d.ctx_tokens / need, 2)} such")
     average = sequence_bytes(d, d.history_tokens)
     held = int(max(0.0, case.memory.pool_bytes) / average * d.attention_dp)
     wanted = wanted_in_flight(case)
@@ -6561,8 +6560,6 @@ def parse_args(argv: Sequence[str]) -> Any:
     pasted = getattr(args, "from")
     if pasted:
         args = beside(args, parser.parse_args([*pasted.words, *argv]), pasted)
-    args.given = {name for name, value in vars(args).items() if value is not None
-                  and value is not False}
     settle(args)
     return args
 
@@ -6583,7 +6580,7 @@ def beside(alone: Any, args: Any, pasted: Pasted) -> Any:
     """The flags of a pasted command and those given beside it, which win."""
     if not model_named(alone):
         args.model = pasted.resolved
-    args.engine = alone.engine or pasted.engine
+    args.engine, args.tp = alone.engine or pasted.engine, args.tp or 1  # no TP named: one GPU
     if pasted.version and args.engine == pasted.engine and args.engine_version is None:
         args.engine_version = engine_version(pasted.version)
     for name, width in (("weights", "weight_bytes"), ("kv", "kv_bytes")):
@@ -6604,7 +6601,7 @@ def settle(args: Any) -> None:
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         name = flag.names.split()[0]
         field = name[2:].replace("-", "_")
-        given = getattr(args, field) not in (None, False)
+        given = getattr(args, field) is not None and getattr(args, field) is not False
         args.given |= {field} if given else set()
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):

@@ -161,6 +161,12 @@ class Commands(unittest.TestCase):
                           f"--max-num-batched-tokens 2048 --engine {engine}")
             self.assertEqual((found[seqs], found[tokens]), ("64", "2048"))
 
+    def test_a_reason_is_of_the_value_that_is_written(self) -> None:
+        line = "llama-3.1-8b --rate 2 --tp 1 --input-len 500 --output-len 100 --engine vllm"
+        for extra, says in (("", "Little's L"), (" --max-num-seqs 64", "the rest queue")):
+            reasons = {f["flag"]: f["reason"] for f in ask(line + extra)["engine"]["flags"]}
+            self.assertIn(says, reasons["--max-num-seqs"])
+
     def test_vllm_takes_no_fewer_tokens_a_step_than_sequences(self) -> None:
         found = flags("llama-3.1-8b --gpu l40s --max-num-seqs 4000 --engine vllm")
         self.assertGreaterEqual(int(found["--max-num-batched-tokens"]), 4000)
@@ -330,6 +336,12 @@ class Reading(unittest.TestCase):
         other = answer("qwen3-14b", "--from", "vllm serve /models/mine -tp 2")
         self.assertEqual((other["model"]["name"], other["deployment"]["tp"]), ("qwen3-14b", 2))
 
+    def test_a_plan_keeps_the_pasted_layout(self) -> None:
+        found = answer("--from", "vllm serve Qwen/Qwen3-8B", "--rate", "5", "--workload", "chat")
+        self.assertEqual((found["deployment"]["gpu"], found["deployment"]["tp"],
+                          found["deployment"]["weights"]), ("h100", 1, "bf16"))
+        self.assertIn("command", found["engine"])
+
     def test_a_pasted_command_can_be_compared(self) -> None:
         code, out, err = run("--from", "vllm serve Qwen/Qwen3-8B -q fp8", "--compare", "tp=1,2",
                              "--json")
@@ -374,7 +386,7 @@ class Reading(unittest.TestCase):
                              ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-2507"),
                              ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
                              ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", None),
-                             ("meta-llama/Meta-Llama-3-8B", None)):
+                             ("meta-llama/Meta-Llama-3-80B", None)):
             found = capacity.known_as(name)[0]
             self.assertEqual(found, capacity.find_row("models", preset, "", capacity.presets()[
                 "models"])["name"] if preset else name)
