@@ -5664,7 +5664,7 @@ def launch_of(case: Case) -> Launch:
 def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
     """What the engine is told to load, and its precision: a preset's id, else the name as given."""
     pasted = getattr(args, "from")
-    if pasted and args.model == pasted.resolved:
+    if pasted and (args.params or args.model == pasted.resolved):
         return pasted.model, pasted.stored or native_of(d)
     name = args.preset or args.config or args.model
     row = next((r for r in presets().get("models", ()) if name and name.lower() in (
