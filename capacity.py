@@ -15,7 +15,7 @@ without that works from explicit flags.
 
 Sections: 1 words, units and lengths, 2 the answer and its steps, 3 models (skip it unless you add
 a family), 4 hardware, 5 the deployment, 6 memory, 7 step time, 8 collectives, 9 the sections of
-the answer, 10 comparing, 11 the command line.
+the answer, 10 comparing, 11 the command line; 6b what an engine will log at start-up.
 """
 
 from __future__ import annotations
@@ -2509,7 +2509,7 @@ class Settings(NamedTuple):
         return not self.version or self.version >= version
 
 
-ENGINES = {"vllm": (0, 33), "sglang": (0, 5, 23), "trtllm": (1, 0)}  # the newest described
+NEWEST_VLLM = (0, 33)  # of the versions described
 BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
 CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
 
@@ -2528,14 +2528,14 @@ def settings_of(d: Deployment, args: Any) -> Settings:
         if "util" not in args.given:
             util = sglang_fraction(d, version, tokens, seqs)
     elif () < version < (0, 8):
-        chunked = args.ctx > CHUNKED_FROM_TOKENS
-        tokens, seqs = 2048 if chunked else max(args.ctx, 2048), 256
+        chunked = d.ctx_tokens > CHUNKED_FROM_TOKENS
+        tokens, seqs = 2048 if chunked else max(d.ctx_tokens, 2048), 256
     else:
         large = memory >= 70 and not a100
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
     latent = any(cache.kind == "mla" for cache in d.model.caches)
-    return Settings(engine, version, args.ctx, args.max_num_seqs or seqs,
+    return Settings(engine, version, d.ctx_tokens, args.max_num_seqs or seqs,
                     args.max_num_batched_tokens or tokens, util, True,
                     64 if latent and engine == "vllm" and not () < version < (0, 8)
                     else BLOCK_TOKENS[engine])
@@ -2631,6 +2631,8 @@ def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
     of the encoder's budget. Source: vLLM profile_run; constants from logs.
     """
     m, tokens = d.model, s.max_num_batched_tokens
+    if not m.tensors:
+        return d.reserve_bytes  # a model by hand: the budget's own reserve
     wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
                default=4 * m.hidden)
     expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
@@ -2918,11 +2920,11 @@ def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) ->
     if memory.available_bytes <= pool.block_bytes:
         needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
         found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
-                             "weights, activations and buffers", room_cure(d, needed)))
+                             "weights, activations and buffers", room_cure(d, s)))
     elif pool.blocks_per_request > pool.blocks - 1:
         longest = longest_that_fits(pool, d, s)
         found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
-                             f"--max-model-len {longest}" if longest else room_cure(d, 1.0)))
+                             f"--max-model-len {longest}" if longest else room_cure(d, s)))
     if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
         found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
                              "blocks", f"--max-num-seqs {pool.blocks}"))
@@ -2932,13 +2934,32 @@ def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) ->
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
 
 
-def room_cure(d: Deployment, needed: float) -> str:
-    """The flag that makes room: utilisation if that is enough, else more GPUs or fewer bytes."""
-    share = math.ceil(needed * 100 + 2) / 100
-    if d.util < share <= 0.97:
-        return f"--gpu-memory-utilization {share:g}"
-    wider = [n for n in fitting_tp(d.model) if n > d.tp and n & (n - 1) == 0]
-    return f"--tensor-parallel-size {wider[0]}" if wider else "--quantization fp8"
+ROOM_FLAGS = {  # share of memory, TP, PP, as each engine spells them
+    "vllm": ("--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size"),
+    "sglang": ("--mem-fraction-static", "--tp-size", "--pp-size"),
+    "trtllm": ("--kv_cache_free_gpu_memory_fraction", "--tp_size", "--pp_size")}
+
+
+def room_cure(d: Deployment, s: Settings) -> str:
+    """The flag that makes room for one request: a larger share, more GPUs, or fewer bytes."""
+    share, tp, pp = ROOM_FLAGS[s.engine]
+    tries = [(f"{share} {n / 100:g}", d, s._replace(util=n / 100))
+             for n in range(math.ceil(s.util * 100), 98)]
+    tries += [(f"{tp} {n}", d._replace(tp=n), s) for n in fitting_tp(d.model)
+              if n > d.tp and n & (n - 1) == 0]
+    tries += [(f"{pp} {n}", d._replace(pp=n), s) for n in (2, 4, 8) if d.pp < n <= d.model.layers]
+    tries += [("--quantization fp8", d._replace(weights=WEIGHTS["fp8"]), s)]
+    return next((flag for flag, other, how in tries if holds_one(other, how)),
+                "a larger GPU, or more of them with fewer bytes a weight")
+
+
+def holds_one(d: Deployment, s: Settings) -> bool:
+    """Whether the pool would hold one request of max_model_len."""
+    room = [memory.available_bytes for memory in engine_stages(d, s, None, None)]
+    if s.engine != "vllm" or any(c.every > 1 for c in d.model.caches):
+        return min(room) >= sequence_bytes(d, s.max_model_len)
+    pool = vllm_pool(d, s, room)
+    return min(room) > 0 and pool.blocks_per_request < pool.blocks
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
@@ -2984,7 +3005,7 @@ def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
 # A pasted log: what it says, whatever the version's wording. The worst rank counts.
 GIB_TEXT = r"([-\d.]+) ?Gi?B"
 LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or "last"
-    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[=- ]v?)"
+    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[= ]v?)"
                 r"(\d+(?:\.\d+)+)", "last"),
     ("total_bytes", r"total_gpu_memory \(" + GIB_TEXT, "min"),
     ("total_bytes", r"Free memory on device \([\d.]+/([\d.]+) GiB\)", "min"),
@@ -3113,7 +3134,8 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
         requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
         refusals = [] if requests >= 1 else [Refusal(
-            f"one request of {count(s.max_model_len)} tokens does not fit", room_cure(d, 1.0))]
+            f"one request of {count(s.max_model_len)} tokens does not fit",
+            f"--max-model-len {int(requests * s.max_model_len) or 1}")]
         return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
                             shard_refusals(d) + refusals, low, high)
     if s.engine == "vllm":
@@ -3122,8 +3144,7 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
                             refusals_of(d, s, memory, pool), low, high)
     tokens = sglang_tokens(d, memory.available_bytes)
     tokens -= tokens % s.block_tokens
-    refusals = [] if tokens else [Refusal("no memory is left for the KV cache",
-                                          room_cure(d, 1.0))]
+    refusals = [] if tokens else [Refusal("no memory is left for the KV cache", room_cure(d, s))]
     return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
 
 
@@ -4596,6 +4617,157 @@ def say_queueing(case: Case, answer: Answer) -> None:
                "service time (M/M/1); size for 60-75% of measured saturation")
 
 
+ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_worker.py"
+BLOCKS = "vLLM v1/core/kv_cache_utils.py"
+
+
+def say_engine(case: Case, answer: Answer) -> None:
+    """What the engine will log at start-up, and what it would refuse."""
+    d, s = case.d, settings_of(case.d, case.args)
+    log = case.args.startup_log
+    if log:
+        d, s = as_logged(d, s, log, case.args)
+    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
+    record_engine(d, s, found, answer)
+    m = found.memory
+    version = dotted(s.version) or "(version not given)"
+    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
+    parts += [f"{name} {size / GIB:.2f}" for name, size in (
+        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
+        ("CUDA graphs", m.graphs_bytes)) if size]
+    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
+    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
+             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
+             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
+    blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
+    size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
+            f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
+    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
+                 f"{found.concurrency:.2f}x")
+    if s.engine == "vllm" and not s.version and not log:
+        newest = engine_answer(d, s._replace(version=NEWEST_VLLM)).memory.available_bytes
+        lines[-2] += f"; {newest / GIB:.2f} from {dotted(NEWEST_VLLM)} on"
+    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
+                 f"{count(s.max_num_batched_tokens)}")
+    answer.say("ENGINE", *lines)
+    for refusal in found.refusals:
+        answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
+    """The steps of the engine's accounting."""
+    m, key = found.memory, "engine."
+    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
+        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
+    answer.add(key + "version", dotted(s.version) or None)
+    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
+    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
+    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
+               "rotary tables, padding and allocator with them")
+    for name in ("activation", "other", "graphs"):
+        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
+    answer.add(key + "available_kv_bytes", m.available_bytes, "B",
+               "requested - weights - activation - other - graphs", ENGINE_SOURCE,
+               requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
+               activation=m.activation_bytes, other=m.other_bytes)
+    answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
+    answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
+    pool = found.pool
+    answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
+    answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
+               else s.block_tokens, "tokens")
+    answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
+    answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
+    answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
+    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
+
+
+def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
+              args: Any) -> Tuple[Deployment, Settings]:
+    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
+    if log.get("tp", d.tp) != d.tp:
+        raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
+                        f"add --tp {log['tp']:.0f}")
+    if "total_bytes" in log:
+        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    if "util" in log and "util" not in args.given:
+        s = s._replace(util=log["util"])
+    if "max_model_len" in log and "ctx" not in args.given:
+        s = s._replace(max_model_len=int(log["max_model_len"]))
+    if "version" in log and not s.version:
+        s = s._replace(version=log["version"])
+    return d, s
+
+
+def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
+    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
+
+    None where the log does not say enough. The utilisation is the log's own.
+    """
+    if not log:
+        return None
+    left = logged_kv_bytes(d, s, log)
+    if left is None:
+        return None
+    util = log.get("util", s.util)
+    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
+    return min(m.requested_bytes - m.weights_bytes for m in base) - left
+
+
+def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
+    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
+    if "available_kv_bytes" in log:
+        return float(log["available_kv_bytes"])
+    groups, block = kv_groups(d, s)
+    if "num_gpu_blocks" in log:
+        return float(log["num_gpu_blocks"] * block * d.stage_share)
+    if "kv_cache_tokens" in log and len(groups) == 1:
+        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
+    return None
+
+
+LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
+          ("other_bytes", "not torch's"), ("graphs_bytes", "CUDA graphs"),
+          ("available_kv_bytes", "KV memory"), ("num_gpu_blocks", "blocks"),
+          ("kv_cache_tokens", "KV tokens"), ("max_concurrency", "concurrency"))
+
+
+def say_startup_log(case: Case, answer: Answer) -> None:
+    """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
+    log = case.args.startup_log
+    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
+    s = s._replace(util=log.get("util", s.util))
+    found = engine_answer(d, s)
+    predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
+                 "kv_cache_tokens": found.tokens, "max_concurrency": found.concurrency,
+                 "available_kv_bytes": found.memory.available_bytes}
+    lines = []
+    for name, label in LOGGED:
+        if name not in log:
+            continue
+        value = predicted.get(name, getattr(found.memory, name, None))
+        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
+        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
+        if value is None:
+            continue
+        unit = "B" if name.endswith("_bytes") else ""
+        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
+        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
+                     f"{scaled(value, unit)}{off}")
+    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
+                         source="total * utilisation - weights - KV cache of the log")
+    if reserve is not None:
+        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
+        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
+        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
+                   "tokens")
+        lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
+                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
+                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
+    answer.say("STARTUP LOG", *lines)
+
+
 # The plan: the runbook's nine steps, then five lines for a customer.
 
 
@@ -5012,157 +5184,6 @@ def candidate_text(c: Candidate) -> str:
     price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
     return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
             f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
-
-
-ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_worker.py"
-BLOCKS = "vLLM v1/core/kv_cache_utils.py"
-
-
-def say_engine(case: Case, answer: Answer) -> None:
-    """What the engine will log at start-up, and what it would refuse."""
-    d, s = case.d, settings_of(case.d, case.args)
-    log = case.args.startup_log
-    if log:
-        d, s = as_logged(d, s, log, case.args)
-    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
-    record_engine(d, s, found, answer)
-    m = found.memory
-    version = dotted(s.version) or "(version not given)"
-    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
-    parts += [f"{name} {size / GIB:.2f}" for name, size in (
-        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
-        ("CUDA graphs", m.graphs_bytes)) if size]
-    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
-    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
-             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
-             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
-             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
-    blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
-    size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
-            f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
-    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
-                 f"{found.concurrency:.2f}x")
-    if s.engine == "vllm" and not s.version and not log:
-        newest = engine_answer(d, s._replace(version=ENGINES["vllm"])).memory.available_bytes
-        lines[-2] += f"; {newest / GIB:.2f} from {dotted(ENGINES['vllm'])} on"
-    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
-                 f"{count(s.max_num_batched_tokens)}")
-    answer.say("ENGINE", *lines)
-    for refusal in found.refusals:
-        answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
-
-
-def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
-    """The steps of the engine's accounting."""
-    m, key = found.memory, "engine."
-    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
-        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
-    answer.add(key + "version", dotted(s.version) or None)
-    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
-    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
-    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
-               "rotary tables, padding and allocator with them")
-    for name in ("activation", "other", "graphs"):
-        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
-    answer.add(key + "available_kv_bytes", m.available_bytes, "B",
-               "requested - weights - activation - other - graphs", ENGINE_SOURCE,
-               requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
-               activation=m.activation_bytes, other=m.other_bytes)
-    answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
-    answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
-    pool = found.pool
-    answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
-    answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
-               else s.block_tokens, "tokens")
-    answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
-    answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
-    answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
-    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
-
-
-def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
-              args: Any) -> Tuple[Deployment, Settings]:
-    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
-    if log.get("tp", d.tp) != d.tp:
-        raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
-                        f"add --tp {log['tp']:.0f}")
-    if "total_bytes" in log:
-        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
-    if "util" in log and "util" not in args.given:
-        s = s._replace(util=log["util"])
-    if "max_model_len" in log and "ctx" not in args.given:
-        s = s._replace(max_model_len=int(log["max_model_len"]))
-    if "version" in log and not s.version:
-        s = s._replace(version=log["version"])
-    return d, s
-
-
-def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
-    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
-
-    None where the log does not say enough. The utilisation is the log's own.
-    """
-    if not log:
-        return None
-    left = logged_kv_bytes(d, s, log)
-    if left is None:
-        return None
-    util = log.get("util", s.util)
-    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
-    return min(m.requested_bytes - m.weights_bytes for m in base) - left
-
-
-def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
-    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
-    if "available_kv_bytes" in log:
-        return float(log["available_kv_bytes"])
-    groups, block = kv_groups(d, s)
-    if "num_gpu_blocks" in log:
-        return float(log["num_gpu_blocks"] * block * d.stage_share)
-    if "kv_cache_tokens" in log and len(groups) == 1:
-        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
-    return None
-
-
-LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
-          ("other_bytes", "not torch's"), ("graphs_bytes", "CUDA graphs"),
-          ("available_kv_bytes", "KV memory"), ("num_gpu_blocks", "blocks"),
-          ("kv_cache_tokens", "KV tokens"), ("max_concurrency", "concurrency"))
-
-
-def say_startup_log(case: Case, answer: Answer) -> None:
-    """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
-    log = case.args.startup_log
-    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
-    s = s._replace(util=log.get("util", s.util))
-    found = engine_answer(d, s)
-    predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
-                 "kv_cache_tokens": found.tokens, "max_concurrency": found.concurrency,
-                 "available_kv_bytes": found.memory.available_bytes}
-    lines = []
-    for name, label in LOGGED:
-        if name not in log:
-            continue
-        value = predicted.get(name, getattr(found.memory, name, None))
-        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
-        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
-        if value is None:
-            continue
-        unit = "B" if name.endswith("_bytes") else ""
-        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
-        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
-                     f"{scaled(value, unit)}{off}")
-    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
-                         source="total * utilisation - weights - KV cache of the log")
-    if reserve is not None:
-        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
-        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
-        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
-                   "tokens")
-        lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
-                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
-                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
-    answer.say("STARTUP LOG", *lines)
 
 
 # ---- 9b. Launch commands -----------------------------------------------------------------------
@@ -6391,18 +6412,19 @@ def spec_method(text: str) -> str:
     return text
 
 
+def engine_name(text: str) -> str:
+    """One of the engines that are known."""
+    if text.lower() not in ENGINES:
+        raise UserError(f"{text!r} is not known; write {', '.join(ENGINES)}")
+    return text.lower()
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
 def expert_parallel(text: str) -> int:
     """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
     return 0 if text == "all" else whole(text)
-
-
-def engine_name(text: str) -> str:
-    """An engine: vllm, sglang or trtllm."""
-    name = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm"}.get(text.lower(), text.lower())
-    if name not in ENGINES:
-        raise UserError(f"{text!r} is no engine known here{near(text, ENGINES)}; known: "
-                        f"{', '.join(ENGINES)}")
-    return name
 
 
 class Flag(NamedTuple):
@@ -6474,6 +6496,9 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--slo-e2e-ms", positive, "MS", "p99 of the whole request"),
         Flag("--workload", word, "NAME", "lengths and SLOs of presets.json: chat code rag agent "
              "batch"),
+        Flag("--engine", engine_name, "NAME", "vllm, sglang or trtllm: the expectation, what it "
+             "will log, its launch command"),
+        Flag("--max-num-seqs --max-running-requests", whole, "N", "most sequences in a step"),
     ),
     "questions": (
         Flag("--from", pasted_command, "CMD", "read the deployment from a pasted launch command of "
@@ -6503,12 +6528,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "--storage"),
         Flag("--kv-link", word, "RATE", "P/D disaggregation: link that carries the KV cache"),
         Flag("--rho", busy, "SHARE", "queueing at this utilisation"),
-        Flag("--engine", engine_name, "NAME", "what vllm, sglang or trtllm will log and refuse, its"
-             " launch command"),
         Flag("--engine-version", engine_version, "VERSION", "of the engine, such as 0.10.2 "
              "(default: the largest reserve of any)", needs="--engine --startup-log"),
-        Flag("--max-num-seqs --max-running-requests", whole, "N", "sequences the engine runs at "
-             "once (default: its own)"),
         Flag("--max-num-batched-tokens --chunked-prefill-size", whole, "TOKENS", "of one step "
              "(default: the engine's own)"),
         Flag("--startup-log", read_startup_log, "FILE", "a pasted vLLM or SGLang log, beside the "
@@ -6560,6 +6581,8 @@ def parse_args(argv: Sequence[str]) -> Any:
     pasted = getattr(args, "from")
     if pasted:
         args = beside(args, parser.parse_args([*pasted.words, *argv]), pasted)
+    args.given = {name for name, value in vars(args).items() if value is not None
+                  and value is not False}
     settle(args)
     return args
 
@@ -6597,12 +6620,10 @@ def settle(args: Any) -> None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
-    args.given = set()
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         name = flag.names.split()[0]
         field = name[2:].replace("-", "_")
-        given = getattr(args, field) is not None and getattr(args, field) is not False
-        args.given |= {field} if given else set()
+        given = getattr(args, field) not in (None, False)
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
             raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "

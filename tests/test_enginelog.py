@@ -2,12 +2,17 @@
 
     python3 -m unittest tests.test_enginelog
 """
+import json
+import os
+import statistics
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import capacity
+from tests import bench_logs
 
 TABLES = capacity.presets()
 GIB = 2**30
@@ -66,6 +71,334 @@ class Weights(unittest.TestCase):
         weights = capacity.rank_weights(deployment("llama-3.1-8b"))
         self.assertAlmostEqual(weights.unread_bytes, 128256 * 4096 * 2, delta=1)
         self.assertEqual(capacity.rank_weights(deployment("qwen3-4b")).unread_bytes, 0)
+
+
+def asked(line):
+    """(deployment, settings, what the engine will log) of a command line."""
+    args = capacity.parse_args(line.split())
+    d = capacity.deployment_of(args, TABLES)
+    s = capacity.settings_of(d, args)
+    return d, s, capacity.engine_answer(d, s)
+
+
+def answer_json(line):
+    args = capacity.parse_args(line.split())
+    return capacity.answer_for(capacity.deployment_of(args, TABLES), args, TABLES).json()
+
+
+def pool_of(line, available_gib):
+    args = capacity.parse_args(line.split())
+    d = capacity.deployment_of(args, TABLES)
+    s = capacity.settings_of(d, args)
+    pool = capacity.vllm_pool(d, s, [available_gib * GIB] * d.pp)
+    return pool, capacity.vllm_tokens(pool, d, s)
+
+
+class Logs(unittest.TestCase):
+    def test_logged_starts_are_predicted(self):
+        rows = [json.loads(line) for line in bench_logs.ROWS.read_text().splitlines()]
+        weights, kv = [], []
+        for row in rows:
+            if "ask" not in row or row["confidence"] == "low":
+                continue
+            errors = bench_logs.compare(row)["errors"]
+            weights += [abs(e) for name, e in errors.items() if name == "model_loading_gib"]
+            kv += [abs(errors[name]) for name in bench_logs.KV if name in errors][:1]
+        self.assertGreaterEqual(len(kv), 35)
+        self.assertLess(statistics.median(weights), 0.005)
+        self.assertLess(statistics.median(kv), 0.02)
+        self.assertGreaterEqual(sum(e <= 0.1 for e in kv) / len(kv), 0.9)
+
+    def test_the_band_holds_most_logs(self):
+        rows = [json.loads(line) for line in bench_logs.ROWS.read_text().splitlines()]
+        held = [bench_logs.compare(row)["held"] for row in rows
+                if "ask" in row and row["confidence"] != "low"]
+        held = [h for h in held if h is not None]
+        self.assertGreaterEqual(sum(held) / len(held), 0.8)
+
+    def test_loaded_weights_count_rotary_tables_and_the_allocator(self):
+        # vllm 0.10.1.1 and vllm#13061 logged these to four digits
+        for line, logged_gib in (("qwen2-7b --tp 2", 7.1217), ("llama-3.1-8b", 14.9888),
+                                 ("deepseek-r1-distill-qwen-14b --tp 2", 13.9476)):
+            with self.subTest(line):
+                loaded = capacity.loaded_bytes(deployment(line), 0) / GIB
+                self.assertAlmostEqual(loaded, logged_gib, delta=0.005)
+
+    def test_gpt_oss_experts_are_padded_as_the_gpu_needs(self):
+        for line, logged_gib in (("gpt-oss-20b --gpu a100", 13.72), ("gpt-oss-120b", 64.38)):
+            with self.subTest(line):
+                loaded = capacity.loaded_bytes(deployment(line), 0) / GIB
+                self.assertAlmostEqual(loaded / logged_gib, 1, delta=0.005)
+
+
+class Profiling(unittest.TestCase):
+    def test_the_sampler_warm_up_is_the_peak_at_many_sequences(self):
+        # "PyTorch activation peak" of Llama-3.1-8B on H100 and Qwen3-4B on T4
+        for line, logged_gib in (
+                ("llama-3.1-8b --engine-version 0.11", 4.76),
+                ("qwen3-4b --gpu t4 --max-num-seqs 160 --engine-version 0.8.5", 0.88),
+                ("llama-3.2-1b --gpu l40s --engine-version 0.10.1", 0.45),
+                ("phi-4-mini --gpu a100-40gb --engine-version 0.7.3", 1.83)):
+            with self.subTest(line):
+                _, _, found = asked(line + " --engine vllm --max-model-len 2048")
+                self.assertAlmostEqual(found.memory.activation_bytes / GIB / logged_gib, 1,
+                                       delta=0.06)
+
+    def test_v0_profiled_at_the_context_length_unless_prefill_was_chunked(self):
+        line = "llama-3.1-8b --gpu a10g --engine vllm --engine-version 0.7.1 --max-model-len "
+        self.assertAlmostEqual(asked(line + "20000")[2].memory.activation_bytes / GIB, 2.07,
+                               delta=0.05)
+        self.assertAlmostEqual(asked(line + "131072")[2].memory.activation_bytes / GIB, 0.22,
+                               delta=0.03)
+
+    def test_without_a_version_the_largest_reserve_counts(self):
+        line = "qwen3-8b --engine vllm"
+        unknown = asked(line)[2].memory.reserve_bytes
+        self.assertGreaterEqual(unknown, max(
+            asked(f"{line} --engine-version {v}")[2].memory.reserve_bytes
+            for v in ("0.9.1", "0.11", "0.19", "0.33")))
+
+    def test_defaults_follow_the_class_of_gpu(self):
+        for gpu, seqs, tokens in (("h100", 1024, 8192), ("a100", 256, 2048), ("l4", 256, 2048),
+                                  ("b200", 1024, 16384)):
+            with self.subTest(gpu):
+                s = asked(f"llama-3.1-8b --gpu {gpu} --engine vllm")[1]
+                self.assertEqual((s.max_num_seqs, s.max_num_batched_tokens), (seqs, tokens))
+        given = asked("llama-3.1-8b --engine vllm --max-num-seqs 8 --max-num-batched-tokens 512")[1]
+        self.assertEqual((given.max_num_seqs, given.max_num_batched_tokens), (8, 512))
+
+    def test_sglang_keeps_a_share_of_what_was_free_before_loading(self):
+        _, s, found = asked("llama-3.1-8b --engine sglang --engine-version 0.4.1")
+        self.assertEqual(s.util, 0.88)
+        self.assertAlmostEqual(found.tokens / 444500, 1, delta=0.01)  # logged, H100
+        self.assertEqual(asked("llama-3.1-8b --engine sglang --util 0.5")[1].util, 0.5)
+
+    def test_versions_are_read_as_people_and_engines_write_them(self):
+        for text, version in (("0.33", (0, 33)), ("v0.14.0rc2.dev348", (0, 14, 0)), ("V0", (0,)),
+                              ("0.8.5.post1", (0, 8, 5)), ("0.2x (Sep 2026)", ()),
+                              ("0.1.dev8168+g475c1a0", ()), ("0.19.x dev", (0, 19))):
+            with self.subTest(text):
+                self.assertEqual(capacity.engine_version(text), version)
+        with self.assertRaises(capacity.UserError):
+            capacity.engine_version("latest")
+
+
+class Blocks(unittest.TestCase):
+    def test_windowed_layers_share_blocks_in_groups_of_the_rarest_kind(self):
+        # gemma-3-1b on vLLM 0.13 logged 25.39 GiB, 950,864 tokens, 461.21x
+        pool, tokens = pool_of("gemma-3-1b --engine vllm --engine-version 0.13 --max-model-len "
+                               "2048 --max-num-batched-tokens 8192", 25.39)
+        self.assertAlmostEqual(tokens / 950864, 1, delta=1e-3)
+        self.assertAlmostEqual(pool.concurrency, 461.21, delta=0.2)
+        self.assertEqual([g.tables for g in sorted(pool.groups, key=lambda g: g.kind)], [1, 6])
+
+    def test_the_attention_block_grows_to_hold_a_recurrent_state(self):
+        # Qwen3.6-35B-A3B, FP8 KV, vLLM 0.20: 2096 tokens a block, 82.42 GiB, 2,158,880 tokens;
+        # Qwen3-Next TP=2, FP8 KV, 0.13: 17.58 GiB, 767,552 tokens, 84.29x
+        pool, tokens = pool_of("qwen3.5-35b-a3b --kv fp8 --engine vllm --engine-version 0.20 "
+                               "--max-model-len 65536", 82.42)
+        self.assertEqual({g.block_tokens for g in pool.groups}, {2096})
+        self.assertEqual(tokens, 2158880)
+        pool, tokens = pool_of("qwen3-next-80b-a3b --tp 2 --kv fp8 --engine vllm --engine-version "
+                               "0.13 --max-model-len 32768", 17.58)
+        self.assertAlmostEqual(tokens / 767552, 1, delta=0.002)
+        self.assertAlmostEqual(pool.concurrency, 84.29, delta=0.2)
+
+    def test_the_logged_tokens_of_a_hybrid_changed_meaning(self):
+        line = "gemma-3-27b --engine vllm --max-model-len 65536 --engine-version "
+        old, new = (pool_of(line + version, 20)[1] for version in ("0.19", "0.21"))
+        self.assertGreater(new, 2 * old)
+
+    def test_a_latent_and_its_indexer_are_one_group(self):
+        # GLM-5.1-FP8 TP=8: 32.06 GiB, 343,744 tokens
+        pool, tokens = pool_of("glm-5 --tp 8 --weights fp8 --gpu h200 --engine vllm "
+                               "--engine-version 0.19 --max-model-len 202752", 32.06)
+        self.assertAlmostEqual(tokens / 343744, 1, delta=0.002)
+        self.assertAlmostEqual(pool.concurrency, 1.70, delta=0.01)
+
+    def test_the_poorest_stage_decides(self):
+        args = capacity.parse_args("llama-3.1-8b --pp 2 --engine vllm".split())
+        d = capacity.deployment_of(args, TABLES)
+        pool = capacity.vllm_pool(d, capacity.settings_of(d, args), [8 * GIB, 4 * GIB])
+        self.assertEqual(pool.blocks, 4 * GIB // (16 * 4096 * 16))
+
+
+class Refusals(unittest.TestCase):
+    REFUSED = (
+        "llama-3.1-8b --gpu l4 --max-model-len 131072",
+        "llama-3.1-70b",
+        "llama-3.1-70b --tp 2 --engine-version 0.11",
+        "qwen3.5-27b --max-model-len 4096",
+        "deepseek-v3 --tp 32 --gpu h200 --link ndr",
+        "qwen2.5-14b --weights awq --tp 8",
+        "llama-3.1-8b --max-num-batched-tokens 512",
+        "llama-3.1-8b --max-model-len 200000",
+        "llama-3.1-8b --util 1",
+        "qwen3-30b-a3b --weights fp8 --tp 4")
+
+    def test_each_refusal_is_cured_by_the_flag_it_names(self):
+        for line in self.REFUSED:
+            line += " --engine vllm"
+            with self.subTest(line):
+                refusals = asked(line)[2].refusals
+                self.assertTrue(refusals)
+                words = line.split() + refusals[0].cure.replace(
+                    "--enable-expert-parallel", "--ep all").split()
+                args = capacity.parse_args(words)
+                d = capacity.deployment_of(args, TABLES)
+                after = capacity.engine_answer(d, capacity.settings_of(d, args)).refusals
+                kinds = [r.what.split(":")[0] for r in after]
+                self.assertNotIn(refusals[0].what.split(":")[0], kinds)
+
+    def test_what_starts_is_not_refused(self):
+        for line in ("llama-3.1-8b", "llama-3.1-70b --tp 4", "qwen3-30b-a3b --weights fp8 --tp 2",
+                     "deepseek-v3 --gpu h200 --tp 8", "qwen2.5-14b --weights awq --tp 4"):
+            with self.subTest(line):
+                self.assertEqual(asked(line + " --engine vllm")[2].refusals, [])
+
+    def test_the_longest_context_is_the_one_that_just_fits(self):
+        d, s, found = asked("llama-3.1-8b --gpu l4 --max-model-len 131072 --engine vllm")
+        longest = capacity.longest_that_fits(found.pool, d, s)
+        self.assertIn(f"--max-model-len {longest}", found.refusals[0].cure)
+        self.assertEqual(longest, (found.pool.blocks - 1) * 16)
+
+    def test_json_has_the_keys(self):
+        engine = answer_json("llama-3.1-8b --engine vllm --engine-version 0.11")["engine"]
+        for key in ("available_kv_bytes", "kv_cache_tokens", "num_gpu_blocks", "max_concurrency",
+                    "weights_bytes", "refusals"):
+            self.assertIn(key, engine)
+        self.assertEqual(engine["refusals"], [])
+        refused = answer_json("llama-3.1-70b --engine vllm")["engine"]["refusals"]
+        self.assertEqual(set(refused[0]), {"what", "cure"})
+
+    def test_the_default_answer_stays_as_it_is_without_the_flag(self):
+        self.assertNotIn("engine", answer_json("llama-3.1-8b"))
+
+    def test_each_formula_gives_its_value(self):
+        args = capacity.parse_args("qwen3-8b --engine vllm --tp 2".split())
+        answer = capacity.answer_for(capacity.deployment_of(args, TABLES), args, TABLES)
+        steps = [s for s in answer.steps if s.key.startswith("engine.") and s.formula]
+        self.assertTrue(steps)
+        for step in steps:
+            value = eval(step.formula, {"__builtins__": {}}, dict(step.numbers))
+            self.assertAlmostEqual(value / step.value, 1, delta=1e-9)
+
+
+V1_LOG = """
+INFO 08-27 Initializing a V1 LLM engine (v0.10.1.1) with config: model='Qwen/Qwen2-7B-Instruct', \
+max_seq_len=16384, tensor_parallel_size=1, pipeline_parallel_size=1
+INFO 08-27 [gpu_model_runner.py:2007] Model loading took 14.2488 GiB and 5.6 seconds
+INFO 08-27 [gpu_worker.py:276] Available KV cache memory: 5.01 GiB
+INFO 08-27 [kv_cache_utils.py:849] GPU KV cache size: 93,872 tokens
+INFO 08-27 [kv_cache_utils.py:853] Maximum concurrency for 16,384 tokens per request: 5.73x
+INFO 08-27 [gpu_model_runner.py:2708] Graph capturing finished in 5 secs, took 0.50 GiB
+"""
+V0_LOG = """
+the current vLLM instance can use total_gpu_memory (22.07GiB) x gpu_memory_utilization (0.90) = \
+19.86GiB
+model weights take 14.99GiB; non_torch_memory takes 0.05GiB; PyTorch activation peak memory takes \
+0.22GiB; the rest of the memory reserved for KV Cache is 4.60GiB.
+INFO executor_base.py:110] # CUDA blocks: 2356, # CPU blocks: 2048
+INFO executor_base.py:115] Maximum concurrency for 131072 tokens per request: 0.29x
+"""
+NEW_LOG = """
+model_runner.py:407] Model loading took 15.0 GiB memory and 5.420225 seconds
+gpu_worker.py:692] Available KV cache memory: 56.21 GiB
+kv_cache_utils.py:2464] GPU KV cache size: 460,496 tokens, Maximum concurrency for 131,072 tokens \
+per request: 3.51x
+gpu_worker.py:955] Free memory on device (78.84/79.25 GiB) on startup. Desired GPU memory \
+utilization is (0.92, 72.91 GiB). Actual usage is 15.26 GiB for consumed memory (weights + \
+non-torch), 1.44 GiB for peak activation, and 0.23 GiB for CUDAGraph memory.
+"""
+SGLANG_LOG = """
+[2025-01-10 TP0] server_args=ServerArgs(model_path='meta-llama/Meta-Llama-3.1-8B-Instruct', \
+mem_fraction_static=0.88, tp_size=1)
+[2025-01-10 TP0] Load weight begin. avail mem=78.81 GB
+[2025-01-10 TP0] Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.72 GB, \
+mem usage=15.09 GB.
+[2025-01-10 TP0] KV Cache is allocated. #tokens: 444500, K size: 27.13 GB, V size: 27.13 GB
+[2025-01-10 TP0] max_total_num_tokens=444500, chunked_prefill_size=8192, context_len=131072
+"""
+
+
+class StartupLog(unittest.TestCase):
+    def written(self, text):
+        handle, name = tempfile.mkstemp(".log")
+        self.addCleanup(os.unlink, name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text if isinstance(text, bytes) else text.encode())
+        return name
+
+    def test_any_version_s_wording_is_read(self):
+        v1 = capacity.parse_startup_log(V1_LOG)
+        self.assertEqual((v1["version"], v1["kv_cache_tokens"], v1["tp"]), ((0, 10, 1), 93872, 1))
+        self.assertAlmostEqual(v1["available_kv_bytes"] / GIB, 5.01)
+        self.assertAlmostEqual(v1["captured_bytes"] / GIB, 0.5)
+        v0 = capacity.parse_startup_log(V0_LOG)
+        self.assertEqual((v0["num_gpu_blocks"], v0["util"]), (2356, 0.9))
+        for key, gib in (("total_bytes", 22.07), ("weights_bytes", 14.99), ("other_bytes", 0.05),
+                         ("activation_bytes", 0.22), ("available_kv_bytes", 4.60)):
+            self.assertAlmostEqual(v0[key] / GIB, gib)
+        new = capacity.parse_startup_log(NEW_LOG)
+        self.assertEqual((new["kv_cache_tokens"], new["max_concurrency"]), (460496, 3.51))
+        self.assertAlmostEqual(new["total_bytes"] / GIB, 79.25)
+        sglang = capacity.parse_startup_log(SGLANG_LOG)
+        self.assertEqual((sglang["engine"], sglang["kv_cache_tokens"]), ("sglang", 444500))
+        self.assertAlmostEqual(sglang["available_kv_bytes"] / GIB, 54.26)
+        self.assertAlmostEqual(sglang["weights_bytes"] / GIB, 15.09)
+
+    def test_the_worst_rank_counts(self):
+        text = "\n".join(f"Model loading took {w} GiB\nAvailable KV cache memory: {k} GiB"
+                         for w, k in ((27.63, 5.71), (28.48, 3.58)))
+        found = capacity.parse_startup_log(text)
+        self.assertAlmostEqual(found["weights_bytes"] / GIB, 28.48)
+        self.assertAlmostEqual(found["available_kv_bytes"] / GIB, 3.58)
+
+    def test_the_inferred_reserve_predicts_the_log_itself(self):
+        for log, line in ((V1_LOG, "qwen2-7b --gpu a100 --util 0.25"),
+                          (V0_LOG, "llama-3.1-8b --gpu a10g"), (NEW_LOG, "llama-3.1-8b"),
+                          (SGLANG_LOG, "llama-3.1-8b")):
+            with self.subTest(line):
+                answer = answer_json(f"{line} --startup-log {self.written(log)}")
+                logged = capacity.parse_startup_log(log)
+                self.assertAlmostEqual(answer["engine"]["available_kv_bytes"]
+                                       / logged["available_kv_bytes"], 1, delta=1e-6)
+                self.assertAlmostEqual(answer["engine"]["kv_cache_tokens"]
+                                       / logged.get("kv_cache_tokens", 37696), 1, delta=0.002)
+                self.assertIn("predicted_available_kv_bytes", answer["startup_log"])
+
+    def test_the_reserve_carries_over_to_another_utilisation(self):
+        name = self.written(NEW_LOG)
+        low, high = (answer_json(f"llama-3.1-8b --util {u} --startup-log {name}")
+                     ["engine"]["available_kv_bytes"] for u in (0.8, 0.92))
+        self.assertAlmostEqual((high - low) / GIB, 0.12 * 79.25, delta=0.01)
+
+    def test_the_budget_is_given_again_with_that_reserve(self):
+        answer = answer_json(f"llama-3.1-8b --startup-log {self.written(NEW_LOG)}")
+        reserve = answer["startup_log"]["reserve_bytes"]
+        self.assertAlmostEqual(reserve / GIB, 72.91 - 15.0 - 56.21, delta=0.01)
+        again = answer_json(f"llama-3.1-8b --reserve-gib {reserve / GIB}")
+        self.assertAlmostEqual(answer["startup_log"]["budget_max_kv_tokens"],
+                               again["memory"]["max_kv_tokens"], delta=2)
+
+    def test_odd_input_is_one_line(self):
+        import contextlib
+        import io
+        for text in ("", "hello\n", b"\xff\xfe\x00" * 1000, "Model loading took GiB\n" * 3,
+                     "Available KV cache memory: --5.-1 GiB"):
+            with self.subTest(text[:20]):
+                stderr = io.StringIO()
+                with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
+                    code = capacity.main(["llama-3.1-8b", "--startup-log", self.written(text)])
+                self.assertEqual(code, 2)
+                self.assertEqual(stderr.getvalue().count("\n"), 1)
+        with self.assertRaises(capacity.UserError):
+            capacity.parse_args(["llama-3.1-8b", "--startup-log", "/no/such/file"])
+
+    def test_a_log_of_another_tp_is_refused(self):
+        name = self.written(V1_LOG)
+        with self.assertRaisesRegex(capacity.UserError, "TP=1"):
+            answer_json(f"qwen2-7b --tp 2 --startup-log {name}")
 
 
 if __name__ == "__main__":
