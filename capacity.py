@@ -277,7 +277,8 @@ class Answer:
     def say(self, label: str, *lines: str) -> None:
         """One labelled paragraph of the screen, wrapped to its width."""
         import textwrap
-        wrapped = [part for line in lines for part in textwrap.wrap(line, SCREEN - 13)]
+        wrapped = [part for line in lines for part in textwrap.wrap(
+            line, SCREEN - 13, break_on_hyphens=False)]
         for i, line in enumerate(wrapped):
             self.lines.append(f"{label if i == 0 else '':<12} {line}")
 
@@ -6266,6 +6267,1048 @@ def say_defend(case: Case, answer: Answer) -> None:
         answer.say("  customer", one.customer)
 
 
+# ---- 9c. Launch commands -----------------------------------------------------------------------
+# One table of engine settings. From it come the tables of --flags, the launch command and its
+# reasons, and the reading of a pasted command.
+
+
+class Setting(NamedTuple):
+    """One setting: the term of the step time or memory budget it changes, each engine's spelling.
+
+    A row whose term is '' continues the line of --flags above it. Where a `key` is a flag of ours
+    (`--tp`), a pasted command sets that. A TensorRT-LLM spelling with a dot, or without dashes, is
+    a key of its YAML options. The first spelling is the one written, the others are read too.
+    """
+
+    key: str
+    term: str
+    vllm: str
+    sglang: str = ""
+    trtllm: str = ""
+    note: str = ""
+    sglang_note: str = ""
+
+
+# Sources: the flag tables of the serving spec; vLLM 0.32, SGLang 0.5.23 and TensorRT-LLM 1.2
+# parsers (tests/data/engine_flags.json lists the first two).
+SETTINGS = (
+    Setting("tp", "N in W/N, KV/N", "--tensor-parallel-size -tp",
+            "--tp-size --tp --tensor-parallel-size", "--tp_size --tp --tensor_parallel_size",
+            "Within NVLink domain"),
+    Setting("pp", "Layers per GPU", "--pipeline-parallel-size -pp",
+            "--pp-size --pp --pipeline-parallel-size", "--pp_size --pp --pipeline_parallel_size",
+            "Across nodes"),
+    Setting("dp", "Replicas", "--data-parallel-size -dp", "--dp-size --dp --data-parallel-size",
+            "", "Also used for DP attention with EP", "Router across replicas built in"),
+    Setting("ep", "MoE layout", "--enable-expert-parallel -ep",
+            "--ep-size --ep --expert-parallel-size", "--ep_size --ep --moe_expert_parallel_size",
+            "EP instead of TP for MoE layers", "Standard DeepSeek recipe"),
+    Setting("attention_dp", "", "", "--enable-dp-attention", "enable_attention_dp"),
+    Setting("dcp", "KV per rank", "--decode-context-parallel-size -dcp",
+            "--dcp-size --decode-context-parallel-size", "",
+            "Shares a sequence's KV out over TP ranks"),
+    Setting("pcp", "Prefill tokens per GPU", "--prefill-context-parallel-size -pcp",
+            "--attn-cp-size --attention-context-parallel-size",
+            "--cp_size --context_parallel_size", "Splits a long prompt over GPUs"),
+    Setting("pcp_on", "", "", "--enable-prefill-cp"),
+    Setting("ctx", "Max context", "--max-model-len", "--context-length", "--max_seq_len",
+            "Must fit one sequence in the KV pool; lower it to start on small GPUs"),
+    Setting("util", "util", "--gpu-memory-utilization --device-memory-utilization",
+            "--mem-fraction-static", "kv_cache_config.free_gpu_memory_fraction "
+            "--kv_cache_free_gpu_memory_fraction --kv_cache_free_gpu_mem_fraction "
+            "--free_gpu_memory_fraction",
+            "Fraction of GPU memory for the engine; the KV pool is what is left after weights and "
+            "profiling", "Weights + KV pool fraction; lower it if you see OOM during CUDA graph "
+            "capture"),
+    Setting("max_num_seqs", "Max batch B", "--max-num-seqs", "--max-running-requests",
+            "--max_batch_size", "Upper bound on concurrency per step"),
+    Setting("max_num_batched_tokens", "Tokens per step", "--max-num-batched-tokens",
+            "--chunked-prefill-size", "--max_num_tokens",
+            "The chunked-prefill budget; defaults vary by version and GPU, read it from the "
+            "startup log", "-1 disables chunking"),
+    Setting("chunked_prefill", "Prefill mixing", "--enable-chunked-prefill", "",
+            "enable_chunked_prefill --enable_chunked_prefill", "On by default in the V1 engine"),
+    Setting("no_chunked_prefill", "", "--no-enable-chunked-prefill"),
+    Setting("prefix_caching", "Prefix reuse", "--enable-prefix-caching", "",
+            "kv_cache_config.enable_block_reuse",
+            "On by default in V1; --no-enable-prefix-caching for clean benchmarks",
+            "RadixAttention is on by default"),
+    Setting("no_prefix_caching", "", "--no-enable-prefix-caching", "--disable-radix-cache",
+            "--disable_kv_cache_reuse"),
+    Setting("schedule_policy", "Queue order", "", "--schedule-policy", "", "",
+            "fcfs default; lpm for prefix-heavy traffic; also dfs-weight, lof, priority, random"),
+    Setting("schedule_conservativeness", "KV kept for running requests", "",
+            "--schedule-conservativeness", "", "",
+            "Higher reserves more KV for running requests, fewer preemptions"),
+    Setting("kv", "b_kv", "--kv-cache-dtype", "--kv-cache-dtype", "kv_cache_config.dtype",
+            "auto, fp8 (and fp8_e4m3 / fp8_e5m2 variants)",
+            "auto, fp8_e4m3, fp8_e5m2, bf16, plus FP4 variants on Blackwell"),
+    Setting("weights", "b for weights", "--quantization -q", "--quantization", "",
+            "fp8, awq, gptq, compressed-tensors checkpoints auto-detected"),
+    Setting("dtype", "b of what is not quantised", "--dtype", "--dtype", "dtype"),
+    Setting("speculative", "Tokens per step", "--speculative-config -sc",
+            "--speculative-algorithm --speculative-algo", "speculative_config",
+            'JSON: {"method": "eagle3", "model": ..., "num_speculative_tokens": 3}; methods '
+            "include draft_model, ngram, eagle, eagle3, mtp, suffix",
+            "The method: EAGLE, EAGLE3, NEXTN (MTP), STANDALONE (draft model), NGRAM"),
+    Setting("spec_model", "", "--spec-model",
+            "--speculative-draft-model-path --speculative-draft-model"),
+    Setting("spec_steps", "", "--spec-tokens", "--speculative-num-steps"),
+    Setting("spec_method", "", "--spec-method"),
+    Setting("spec_topk", "", "", "--speculative-eagle-topk"),
+    Setting("spec_draft_tokens", "", "", "--speculative-num-draft-tokens"),
+    Setting("lora", "Adapter slots", "--enable-lora", "--enable-lora", "enable_lora",
+            "--max-loras adapters per batch (default 1), rank options up to 512",
+            "--max-loras-per-batch default 8"),
+    Setting("lora_paths", "", "--lora-modules", "--lora-paths"),
+    Setting("lora_count", "", "--max-loras", "--max-loras-per-batch", "lora_config.max_loras"),
+    Setting("lora_rank", "", "--max-lora-rank", "--max-lora-rank", "lora_config.max_lora_rank"),
+    Setting("lora_modules", "", "", "--lora-target-modules"),
+    Setting("kv_transfer", "P/D disaggregation", "--kv-transfer-config", "--disaggregation-mode",
+            "cache_transceiver_config.backend", "JSON naming a KV connector",
+            "Separate prefill and decode servers"),
+    Setting("kv_transfer_backend", "", "", "--disaggregation-transfer-backend"),
+    Setting("async_scheduling", "CPU overhead", "--async-scheduling", "", "",
+            "Overlaps scheduling with GPU execution"),
+    Setting("no_async_scheduling", "", "--no-async-scheduling", "--disable-overlap-schedule",
+            "disable_overlap_scheduler", "", "Overlap is on by default"),
+    Setting("eager", "Kernel launches per layer", "--enforce-eager", "--disable-cuda-graph", "",
+            "No CUDA graphs: for debugging"),
+    Setting("load_format", "Cold start", "--load-format", "--load-format", "",
+            "runai_streamer streams weights from storage"),
+    Setting("metrics", "Nothing: what autoscaling and alerts read", "", "--enable-metrics", "",
+            "", "vLLM always serves /metrics"),
+    Setting("trust", "Nothing: the tokenizer is the checkpoint's own code",
+            "--trust-remote-code", "--trust-remote-code", "--trust_remote_code"),
+)
+SWITCHES = {  # settings that take no value, where an engine spells them as a flag
+    "attention_dp", "pcp_on", "chunked_prefill", "no_chunked_prefill", "prefix_caching",
+    "no_prefix_caching", "lora", "async_scheduling", "no_async_scheduling", "eager", "metrics",
+    "trust"}
+YAML_FILE = "trtllm.yaml"
+
+
+def spelling(engine: str, key: str) -> str:
+    """How an engine writes one setting: a flag, a key of trtllm's YAML, or '' if it has none."""
+    names = next(getattr(row, engine) for row in SETTINGS if row.key == key)
+    return str(names).split(" ")[0]
+
+
+def is_switch(engine: str, key: str) -> bool:
+    """Whether an engine's flag for a setting takes no value."""
+    return key in SWITCHES or (engine, key) == ("vllm", "ep")
+
+
+def flag_rows(engine: str) -> List[Dict[str, str]]:
+    """The table of --flags for one engine: each line's flags, term, vLLM analogue, notes."""
+    lines: List[List[Setting]] = []
+    for row in SETTINGS:
+        if row.term:
+            lines.append([])
+        lines[-1].append(row)
+    found = []
+    for line in lines:
+        mine = [row for row in line if getattr(row, engine)]
+        if mine:
+            notes = [row.sglang_note if engine == "sglang" else row.note if engine == "vllm" else ""
+                     for row in line]
+            found.append({
+                "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
+                "term": line[0].term,
+                "vllm": ", ".join(row.vllm.split(" ")[0] for row in mine if row.vllm) or "(none)",
+                "notes": "; ".join(filter(None, notes))})
+    return found
+
+
+ENGINE_TITLES = {"vllm": "vLLM (vllm serve)", "sglang": "SGLang (python -m sglang.launch_server)",
+                 "trtllm": "TensorRT-LLM (trtllm-serve; names without dashes are keys of its YAML)"}
+
+
+def print_flags(as_json: bool) -> None:
+    """The flag tables: vLLM's flag, term and notes; the others' flag, vLLM analogue and notes."""
+    import textwrap
+    tables = {engine: flag_rows(engine) for engine in ENGINES}
+    if as_json:
+        print(json.dumps({"flags": tables}, indent=1))
+        return
+    for engine, rows in tables.items():
+        print(f"{ENGINE_TITLES[engine]}")
+        columns = ("flag", "term" if engine == "vllm" else "vllm", "notes")
+        heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue",
+                 "notes": "notes"}
+        for row in (heads, *rows):
+            cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
+                     for c, width in zip(columns, (38, 28, 40))]
+            for i in range(max(map(len, cells))):
+                parts = [cell[i] if i < len(cell) else "" for cell in cells]
+                print(f"  {parts[0]:<39} {parts[1]:<29} {parts[2]}".rstrip())
+        print()
+
+
+class Launch(NamedTuple):
+    """How one replica's engine is to be started."""
+
+    engine: str
+    model_id: str
+    stored: str  # precision of that checkpoint, by our name
+    d: Deployment
+    util: float
+    max_model_len: int
+    max_num_seqs: int  # as the engine counts: SGLang over all DP-attention ranks, else of one
+    max_num_batched_tokens: int  # likewise
+    prefix_caching: bool = True
+    prefix_heavy: bool = False  # prompts share a prefix: SGLang queues by longest match
+    spec_method: str = ""  # vLLM's name; '' = no speculation
+    spec_model: str = ""
+    spec_tokens: int = 0
+    lora_rank: int = 0
+    lora_count: int = 1
+    disaggregated: bool = False
+    streamed: bool = False  # weights straight from storage
+    async_scheduling: bool = False
+    why: Mapping[str, str] = {}  # reasons that take the place of the usual ones, by setting
+
+
+class LaunchFlag(NamedTuple):
+    """One flag of a launch command, its value ('' for a switch), the term it changes and why."""
+
+    flag: str
+    value: str
+    reason: str
+
+
+KV_NAMES = {  # how the engines name a KV precision that is not the checkpoint's own
+    "vllm": {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "int8": "int8_per_token_head",
+             "nvfp4": "nvfp4"},
+    "sglang": {"bf16": "bfloat16", "fp16": "auto", "fp8": "fp8_e4m3", "nvfp4": "nvfp4"},
+    "trtllm": {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}}
+SIXTEEN_BIT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SPEC_NAMES = {  # vLLM's method -> SGLang's algorithm, TensorRT-LLM's decoding type
+    "eagle3": ("EAGLE3", "Eagle3"), "eagle": ("EAGLE", ""), "mtp": ("NEXTN", "MTP"),
+    "draft_model": ("STANDALONE", "DraftTarget"), "ngram": ("NGRAM", "NGram"), "suffix": ("", "")}
+DRAFTERS = ("eagle3", "eagle", "draft_model")  # methods that want a model of their own
+DRAFTER = "DRAFTER"  # stands where --spec-model was not given
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the choices of vLLM's --max-lora-rank
+CPU_BOUND_STEP_S = 0.010  # a step so short that scheduling it on the CPU shows
+
+
+def launch_flags(launch: Launch) -> List[LaunchFlag]:
+    """The flags of a launch command in the table's order, each with the term it changes.
+
+    A setting that the engine has no flag for is left out; launch_notes says so.
+    """
+    values = {**_layout_values(launch), **_limit_values(launch), **_option_values(launch)}
+    terms: Dict[str, str] = {}
+    for row in SETTINGS:
+        terms[row.key] = row.term or list(terms.values())[-1]
+    return [LaunchFlag(spelling(launch.engine, key), values[key][0],
+                       f"{term}: {launch.why.get(key, values[key][1])}")
+            for key, term in terms.items() if key in values and spelling(launch.engine, key)]
+
+
+Values = Dict[str, Tuple[str, str]]  # setting -> value as written, why
+
+
+def _layout_values(launch: Launch) -> Values:
+    """Parallelism. SGLang and TensorRT-LLM count DP attention and context ranks in their TP."""
+    d, vllm = launch.d, launch.engine == "vllm"
+    tp = d.tp if vllm else d.tp * d.attention_dp * (d.pcp if launch.engine == "sglang" else 1)
+    per_gpu = f"weights {weights_bytes_per_gpu(d) / GIB:.2f} GiB a GPU"
+    inside = "" if tp == d.tp else f", attention TP={d.tp}"
+    values: Values = {}
+    if tp > 1:
+        values["tp"] = (str(tp), f"{per_gpu}{inside}")
+    if d.pp > 1:
+        values["pp"] = (str(d.pp), f"{-(-d.model.layers // d.pp)} of {d.model.layers} layers")
+    if d.dp > 1 and (vllm or launch.engine == "sglang"):
+        values["dp"] = (str(d.dp), "attention data-parallel, its KV in one rank only"
+                        if d.attention_dp > 1 else f"{d.replicas} copies of the model")
+    if d.ep > 1:
+        held = -(-d.model.experts // d.ep)
+        values["ep"] = ("" if vllm else str(d.ep), f"{held} of {d.model.experts} experts, whole, on"
+                        " a GPU")
+    if d.attention_dp > 1:
+        values["attention_dp"] = (_switch(launch), "a sequence's KV is on one rank, not on all")
+    if d.dcp > 1:
+        values["dcp"] = (str(d.dcp), f"1/{d.dcp} of each sequence's KV on a rank")
+    if d.pcp > 1:
+        values["pcp"] = (str(d.pcp), f"a prompt over {d.pcp} GPUs")
+        values["pcp_on"] = ("", "the prefill is split")
+    return values
+
+
+def _switch(launch: Launch) -> str:
+    """A switch that is on: bare as a flag, true in YAML."""
+    return "true" if launch.engine == "trtllm" else ""
+
+
+def _limit_values(launch: Launch) -> Values:
+    """Memory and batch limits."""
+    d = launch.d
+    share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
+                              "memory for the engine; the KV pool is what is left of it")
+    if launch.engine == "trtllm":
+        m = memory_of(d._replace(util=launch.util))
+        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+        share = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+        of = f"what loading leaves free; util {launch.util:g} of all memory"
+    kv = f"{figure(sequence_bytes(d, launch.max_model_len) / GIB)} GiB/GPU of KV each"
+    return {
+        "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
+        "util": (f"{share:.4g}", f"share of {of}"),
+        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
+        "max_num_batched_tokens": (
+            str(launch.max_num_batched_tokens),
+            "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
+
+
+def _option_values(launch: Launch) -> Values:
+    """What the question involves: precision, caching, speculation, adapters, transfer, loading."""
+    d, on = launch.d, _switch(launch)
+    values: Values = {
+        "metrics": ("", "queue depth, token usage"),
+        ("prefix_caching" if launch.prefix_caching else "no_prefix_caching"): (
+            on, "a shared prefix is prefilled once" if launch.prefix_caching else "every prompt "
+            "prefilled, for a clean benchmark")}
+    if launch.engine == "trtllm":
+        values["chunked_prefill"] = (on, "long prompts in pieces beside the decodes")
+        if not launch.prefix_caching:
+            del values["no_prefix_caching"]
+            values["prefix_caching"] = ("false", "every prompt prefilled, for a clean benchmark")
+    if launch.prefix_heavy:
+        values["schedule_policy"] = ("lpm", "longest cached prefix first")
+    sparse = any(cache.kind == "indexer" for cache in d.model.caches)
+    name = KV_NAMES[launch.engine].get(d.kv.name)
+    if name and (d.kv.bytes < 2 or d.model.kv_native or sparse):
+        values["kv"] = (name, f"{figure(d.kv.bytes)} B an element")
+    if online_quantised(launch):
+        values["weights"] = (d.weights.name, f"{figure(d.weights.bytes)} B a parameter, made at "
+                             "load from the 16-bit checkpoint")
+    elif d.weights.name != launch.stored and {d.weights.name, launch.stored} <= set(SIXTEEN_BIT):
+        values["dtype"] = (SIXTEEN_BIT[d.weights.name], f"the checkpoint is {launch.stored}")
+    if launch.async_scheduling:
+        values["async_scheduling"] = ("", "the next step is scheduled while this one runs")
+    if launch.streamed:
+        values["load_format"] = ("runai_streamer", "weights stream from storage, many readers")
+    if launch.model_id.startswith("moonshotai/"):
+        values["trust"] = ("", "as its card says")
+    return {**values, **_spec_values(launch), **_lora_values(launch), **_transfer_values(launch)}
+
+
+def native_of(d: Deployment) -> str:
+    """The precision of the checkpoint by our name."""
+    return SPELLINGS.get(d.model.native, d.model.native)
+
+
+def online_quantised(launch: Launch) -> bool:
+    """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
+    return launch.d.weights.name == "fp8" and launch.stored in SIXTEEN_BIT
+
+
+def _spec_values(launch: Launch) -> Values:
+    """Speculative decoding: JSON for vLLM and TensorRT-LLM, five flags for SGLang."""
+    method, gamma = launch.spec_method, launch.spec_tokens
+    if not method:
+        return {}
+    model = launch.spec_model or (DRAFTER if method in DRAFTERS else "")
+    algorithm, decoding = SPEC_NAMES[method]
+    why = f"{gamma} drafted tokens verified in one step"
+    if launch.engine == "vllm":
+        config: Dict[str, Any] = {"method": method, "num_speculative_tokens": gamma}
+        config.update({"model": model} if model else {})
+        config.update({"prompt_lookup_max": 4} if method == "ngram" else {})
+        return {"speculative": (json.dumps(config), why)}
+    if launch.engine == "trtllm":
+        config = {"decoding_type": decoding, "max_draft_len": gamma}
+        if method == "mtp":
+            config = {"decoding_type": decoding, "num_nextn_predict_layers": gamma}
+        config.update({"speculative_model_dir": model} if model else {})
+        return {"speculative": (json.dumps(config), why)} if decoding else {}
+    if not algorithm:
+        return {}
+    values = {"speculative": (algorithm, why),
+              "spec_draft_tokens": (str(gamma + 1), "tokens of a sequence in a verification")}
+    if model:
+        values["spec_model"] = (model, "the drafter's weights, beside the target's")
+    if method != "ngram":
+        values["spec_steps"] = (str(gamma), "draft steps before a verification")
+        values["spec_topk"] = ("1", "a chain, no tree")
+    return values
+
+
+def _lora_values(launch: Launch) -> Values:
+    """Adapter slots; vLLM takes set ranks only, SGLang wants to know the modules beforehand."""
+    if not launch.lora_rank:
+        return {}
+    rank = launch.lora_rank
+    if launch.engine == "vllm":
+        rank = next((r for r in LORA_RANKS if r >= rank), LORA_RANKS[-1])
+    return {"lora": (_switch(launch), "adapters over one base"),
+            "lora_count": (str(launch.lora_count), "adapters of one batch, resident"),
+            "lora_rank": (str(rank), f"slots sized for rank {rank}"),
+            "lora_modules": ("all", "adapters may touch any matrix")}
+
+
+def _transfer_values(launch: Launch) -> Values:
+    """The KV connector of P/D disaggregation; SGLang's command is the decode server's."""
+    if not launch.disaggregated:
+        return {}
+    connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    value = {"vllm": json.dumps(connector), "sglang": "decode", "trtllm": "DEFAULT"}[launch.engine]
+    return {"kv_transfer": (value, "prompts are prefilled elsewhere, their KV shipped here"),
+            "kv_transfer_backend": ("nixl", "RDMA between the pools")}
+
+
+def launch_notes(launch: Launch) -> List[str]:
+    """What a launch command cannot say, or leaves to be filled in."""
+    d, engine, notes = launch.d, launch.engine, []
+    wanted, stored = d.weights.name, launch.stored
+    if online_quantised(launch):
+        if engine == "trtllm":
+            notes.append(f"TensorRT-LLM loads FP8, it does not make it: name an FP8 checkpoint in "
+                         f"place of {launch.model_id}")
+    elif wanted != stored and not {wanted, stored} <= set(SIXTEEN_BIT):
+        notes.append(f"weights {wanted}: {launch.model_id} is {stored}; name a checkpoint in "
+                     f"{wanted} in its place, its quantisation is then found by itself")
+    if d.kv.bytes < 2 and d.kv.name not in KV_NAMES[engine]:
+        notes.append(f"{engine} has no {d.kv.name} KV cache")
+    if engine == "vllm" and d.ep > 1 and d.ep != d.tp * d.pcp * d.dp:
+        notes.append(f"vLLM's EP is all of TP x DP, not {d.ep}: more experts apart, fewer slices")
+    if engine == "trtllm":
+        if d.attention_dp > 1 and d.tp > 1:
+            notes.append("TensorRT-LLM's attention DP takes every rank: attention TP is 1 there")
+        if d.replicas > 1:
+            notes.append(f"one of {d.replicas} replicas: start each, with a router before them")
+    missing = [name for name, on in (
+        ("dcp", d.dcp > 1), ("load_format", launch.streamed)) if on and not spelling(engine, name)]
+    if launch.spec_method and "speculative" not in _spec_values(launch):
+        missing.append(f"speculation by {launch.spec_method}")
+    if missing:
+        notes.append(f"{engine} has no flag for {', '.join(missing)}")
+    if launch.spec_method in DRAFTERS and not launch.spec_model:
+        notes.append(f"{DRAFTER} stands for the {launch.spec_method} drafter: --spec-model")
+    if launch.lora_rank > LORA_RANKS[-1]:
+        notes.append(f"vLLM's adapters go up to rank {LORA_RANKS[-1]}")
+    if launch.disaggregated:
+        notes.append({"vllm": "the same for the prefill and the decode pool, a router before both",
+                      "sglang": "this is a decode server; a prefill server takes "
+                      "--disaggregation-mode prefill, a router joins them",
+                      "trtllm": "trtllm-serve disaggregated -c FILE joins the servers"}[engine])
+    if d.replica_gpus > SERVER_GPUS:
+        notes.append(f"{d.replica_gpus} GPUs are more than one server: each node runs this with "
+                     "its --nnodes, --node-rank and the first node's address")
+    return notes
+
+
+def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
+    """The command as lines of a shell script; TensorRT-LLM's YAML options go before it."""
+    import shlex
+    model = shlex.quote(launch.model_id)
+    start = {"vllm": f"vllm serve {model}", "trtllm": f"trtllm-serve {model}",
+             "sglang": f"python3 -m sglang.launch_server --model-path {model}"}[launch.engine]
+    yaml: Dict[str, Any] = {}
+    words = []
+    for flag, value, _ in flags:
+        if flag.startswith("-"):
+            words.append(f"{flag} {shlex.quote(value)}" if value else flag)
+            continue
+        *outer, leaf = flag.split(".")
+        place = yaml
+        for name in outer:
+            place = place.setdefault(name, {})
+        try:
+            place[leaf] = json.loads(value)
+        except ValueError:
+            place[leaf] = value
+    head = []
+    if yaml:
+        head = [f"cat > {YAML_FILE} <<'END'",
+                *(f"{key}: {json.dumps(value)}" for key, value in yaml.items()), "END"]
+        words.append(f"--extra_llm_api_options {YAML_FILE}")
+    return [*head, " \\\n".join([start, *(f"    {word}" for word in words)])]
+
+
+def launch_of(case: Case) -> Launch:
+    """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
+    d, args, plan, own = case.d, case.args, case.plan, settings_of(case.d, case.args)
+    held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
+               * d.attention_dp)
+    slots, chunk = min(SEQS_MOST, held - held % 8 or held or 1), own.max_num_batched_tokens
+    why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
+           f"{count(d.history_tokens)} tokens"}
+    if plan:
+        slots, chunk = plan.max_num_seqs, plan.max_num_batched_tokens
+        why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
+               f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
+               "ctx": "p99.9 of input + output"}
+    if args.engine == "sglang":
+        chunk *= d.attention_dp
+    else:
+        slots = -(-slots // d.attention_dp)
+    speculating = {"spec_accept", "spec_accept_len", "spec_method"} & args.given
+    method = args.spec_method or ("mtp" if d.model.mtp_layers else
+                                  "eagle3" if args.spec_cost else "ngram")
+    step_s = case.step.step_s if case.batch else math.inf
+    return Launch(
+        args.engine, *checkpoint_of(args, d), d, own.util,
+        plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens,
+        args.max_num_seqs or slots,
+        args.max_num_batched_tokens or max(chunk, args.max_num_seqs or slots),
+        prefix_heavy=bool(args.shared_prefix_len),
+        spec_method=method if speculating else "", spec_model=args.spec_model or "",
+        spec_tokens=args.spec_tokens, lora_rank=args.lora_rank or 0, lora_count=args.lora_count,
+        disaggregated=args.kv_link is not None, streamed=args.storage is not None,
+        async_scheduling=step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
+        and (not speculating or method not in ("ngram", "suffix")),
+        why={key: text for key, text in why.items() if key not in args.given})
+
+
+def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
+    """What the engine is told to load, and its precision: a preset's id, else the name as given."""
+    pasted = getattr(args, "from")
+    if pasted and (args.params or args.model == pasted.resolved):
+        return pasted.model, pasted.stored or native_of(d)
+    name = args.preset or args.config or args.model
+    row = next((r for r in presets().get("models", ()) if name and name.lower() in (
+        r["name"], *r.get("aliases", ()))), None)
+    if row and (args.preset or not os.path.lexists(name)):
+        name = row["id"]
+    elif name and name.endswith(".json"):
+        name = os.path.dirname(name) or "."
+    return name or "MODEL", native_of(d)
+
+
+def say_launch(case: Case, answer: Answer) -> None:
+    """The command that starts the engine, and for each flag the term it changes."""
+    import textwrap
+    launch = launch_of(case)
+    flags = launch_flags(launch)
+    lines = launch_command(launch, flags)
+    answer.add("engine.command", "\n".join(lines))
+    answer.add("engine.flags", [flag._asdict() for flag in flags])
+    notes = answer.add("engine.launch_notes", launch_notes(launch))
+    answer.lines.append("")
+    width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
+    copies = f", one of {case.plan.replicas} replicas" if case.plan and case.plan.replicas else ""
+    answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
+    for flag in flags:
+        shown = f"{flag.flag} {flag.value}".strip()
+        reason = textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False)
+        if len(shown) > width:
+            answer.lines.append(f"  {shown}")
+            shown = ""
+        answer.lines += [f"  {shown if i == 0 else '':<{width}}  {part}"
+                         for i, part in enumerate(reason)]
+    own = settings_of(case.d, case.args)
+    differing = [f"{spelling(launch.engine, key)} {mine}" for key, mine, theirs in (
+        ("ctx", launch.max_model_len, own.max_model_len),
+        ("max_num_seqs", launch.max_num_seqs, own.max_num_seqs),
+        ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
+        if mine != theirs]
+    if differing:
+        notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
+                 f"command give {' '.join(differing)} too"]
+    if not case.memory.fits:
+        notes = [*notes, "it does NOT fit: the engine would refuse to start (SHORT, WOULD DO)"]
+    for note in notes:
+        answer.say("note", note)
+    answer.lines += ["", *"\n".join(lines).split("\n")]
+
+
+# Reading a pasted command.
+
+
+class Pasted(NamedTuple):
+    """A launch command as read: which engine, which model, what it sets, what was not understood.
+
+    `words` are the same settings as flags of ours; `settings` holds every setting found by its key.
+    """
+
+    engine: str
+    version: str
+    model: str
+    resolved: str  # the preset that the model's name stands for, or the name itself
+    stored: str  # the precision that its name or its flags say the checkpoint has, or ''
+    words: Tuple[str, ...]
+    settings: Mapping[str, str]
+    unknown: Tuple[str, ...]
+    gone: Tuple[str, ...]  # flags that the engine no longer has
+
+
+OURS = {"tp": "--tp", "pp": "--pp", "dp": "--dp", "ep": "--ep", "dcp": "--dcp", "pcp": "--pcp",
+        "ctx": "--ctx", "util": "--util", "max_num_seqs": "--max-num-seqs",
+        "max_num_batched_tokens": "--max-num-batched-tokens", "weights": "--weights",
+        "kv": "--kv", "spec_method": "--spec-method", "spec_model": "--spec-model",
+        "spec_steps": "--spec-tokens", "lora_rank": "--lora-rank", "lora_count": "--lora-count"}
+QUANTISATIONS = {  # engines' names -> ours; '' = whatever the checkpoint is
+    "modelopt": "", "modelopt_fp8": "fp8", "modelopt_mixed": "", "compressed-tensors": "",
+    "quark": "", "inc": "", "torchao": "", "humming": "", "unquant": "bf16", "online": "",
+    "w8a8_fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "fp8_per_tensor": "fp8",
+    "fp8_per_block": "fp8", "fp8_per_channel": "fp8", "mxfp8": "fp8", "deepseek_v4_fp8": "",
+    "w8a8_int8": "int8", "experts_int8": "int8", "int8_per_channel_weight_only": "int8",
+    "bitsandbytes": "int4", "moe_wna16": "int4", "w4afp8": "int4", "auto-round": "int4",
+    "auto_awq": "awq", "auto_gptq": "gptq", "gpt_oss_mxfp4": "mxfp4", "petit_nvfp4": "nvfp4",
+    "nvfp4_per_token": "nvfp4", "nvfp4_online": "nvfp4"}
+KV_READ = {"fp8_inc": "fp8", "fp8_ds_mla": "fp8", "fp8_per_token_head": "fp8", "mxfp8": "fp8",
+           "int8_per_token_head": "int8", "nvfp4_4over6": "nvfp4", "nvfp4_ds_mla": "nvfp4",
+           "fp4_e2m1": "nvfp4"}
+GONE = {  # flags of older vLLM and SGLang that their parsers no longer have -> why not to miss them
+    "--swap-space": "preemption recomputes now, nothing is swapped",
+    "--num-scheduler-steps": "--async-scheduling hides the CPU instead",
+    "--multi-step-stream-outputs": "--async-scheduling hides the CPU instead",
+    "--use-v2-block-manager": "the only block manager there is",
+    "--preemption-mode": "preemption recomputes now",
+    "--max-seq-len-to-capture": "CUDA graphs are captured by batch size",
+    "--disable-log-requests": "request logging is off unless --enable-log-requests",
+    "--num-lookahead-slots": "--speculative-config reserves them",
+    "--speculative-model": "now in --speculative-config",
+    "--num-speculative-tokens": "now in --speculative-config",
+    "--guided-decoding-backend": "now in --structured-outputs-config",
+    "--enable-reasoning": "--reasoning-parser is enough",
+    "--scheduler-delay-factor": "chunked prefill mixes prompts in at once",
+    "--disable-frontend-multiprocessing": "the front end is always a process of its own",
+    "--worker-use-ray": "--distributed-executor-backend ray"}
+NEUTRAL = set(  # flags with no bearing on capacity
+    "--host --port --api-key --served-model-name --chat-template --tokenizer --tokenizer-path "
+    "--tokenizer-mode --download-dir --revision --seed --random-seed --uvicorn-log-level "
+    "--log-level --log-requests --disable-log-stats --enable-log-requests --disable-access-log "
+    "--enable-auto-tool-choice --tool-call-parser --reasoning-parser --backend --nnodes "
+    "--node-rank --dist-init-addr --master-addr --master-port --distributed-executor-backend "
+    "--generation-config --override-generation-config --allowed-origins --root-path "
+    "--allow-credentials --allowed-local-media-path --show-time-cost --log-requests-level "
+    "--watchdog-timeout --hf-token --config-format --disable-uvicorn-access-log "
+    "--enable-request-id-headers --trust-request-chat-template --enable-cache-report "
+    "--enable-prompt-tokens-details --headless --data-parallel-address --gpus-per-node "
+    "--data-parallel-rpc-port --data-parallel-size-local --data-parallel-start-rank "
+    "--api-server-count --num-postprocess-workers --log-level-http --file-storage-path "
+    "--middleware --ssl-keyfile --ssl-certfile --max-log-len --response-role".split())
+BARE = {"--enable-auto-tool-choice", "--headless", "--disable-log-stats", "--enable-cache-report"}
+STARTS = (  # engine, what begins its arguments: a program, a module, then container images
+    ("vllm", r"(?:.*/)?vllm serve"), ("sglang", r"(?:.*/)?sglang serve"),
+    ("trtllm", r"(?:.*/)?trtllm-serve(?: serve)?"),
+    ("vllm", r"(?:-m )?(?:vllm\.entrypoints\.\S+|dynamo\.vllm)|\S*/api_server\.py"),
+    ("sglang", r"(?:-m )?(?:sglang\.launch_server|dynamo\.sglang)|\S*/launch_server\.py"),
+    ("vllm", r"\S*vllm-openai\S*|\S*/vllm:[\w.-]+"), ("sglang", r"\S*/sglang(?::[\w.-]+)?"))
+
+
+def pasted_command(text: str) -> Pasted:
+    """A launch command of vLLM, SGLang or TensorRT-LLM as it stands in a script or a README.
+
+    Environment prefixes, docker run, launchers, line continuations, quotes and redirections are
+    seen through. Raises UserError when it is no such command, or names no model.
+    """
+    tokens = shell_words(text)
+    engine, version, rest = find_engine(tokens)
+    settings, unknown, stray = read_flags(engine, rest)
+    model = settings.pop("model", "") or (stray[0] if stray else "")
+    unknown += [word for word in stray if word != model]
+    if not model:
+        raise UserError("names no model; put it after the command, as vllm serve MODEL does")
+    if "$" in model:
+        raise UserError(f"names the model by a shell variable, {model}; put its value there")
+    gone = tuple(flag for flag in unknown if flag in GONE)
+    unknown = [flag for flag in unknown if flag not in GONE]
+    own_settings(engine, settings, unknown)
+    resolved, native, stored = known_as(model)
+    if settings.get("weights") == native:
+        settings["weights"] = ""  # the checkpoint's own, whose bytes are known
+    if stored and not settings.get("weights"):
+        settings["weights"] = stored
+    words = [word for key, flag in OURS.items() if settings.get(key)
+             for word in (flag, settings[key])]
+    if settings.get("weights") != "fp8":  # which alone may be made at load
+        stored = stored or settings.get("weights", "")
+    return Pasted(engine, version, model, resolved, stored, tuple(words), settings,
+                  tuple(dict.fromkeys(unknown)), gone)
+
+
+def shell_words(text: str) -> List[str]:
+    """The words of a shell command, up to its first redirection, pipe or next command."""
+    import re
+    import shlex
+    text = text.strip()
+    if text.startswith("["):  # the args of a Dockerfile or a pod
+        try:
+            words = json.loads(text)
+        except ValueError:
+            words = None
+        if not isinstance(words, list):
+            raise UserError("begins with [ and is no JSON list of words")
+        return [str(word) for word in words]
+    text = re.sub(r"(?<=\s)\d(?=>)", "", re.sub(r"\\\s*\n", " ", text))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise UserError(f"cannot be split into words: {str(error).lower()}") from None
+    marker = next((i for i, word in enumerate(words) if set(word) <= set(";|&<>") and word
+                   and engine_start(words[:i])), len(words))
+    return words[:marker]
+
+
+def engine_start(tokens: Sequence[str]) -> Optional[Tuple[str, int]]:
+    """Which engine a command starts, and where its arguments begin; None if it starts none."""
+    import re
+    for engine, pattern in STARTS:
+        for i in range(len(tokens)):
+            for span in (3, 2, 1):
+                if i + span <= len(tokens) and re.fullmatch(pattern, " ".join(tokens[i:i + span])):
+                    return engine, i + span
+    return None
+
+
+def find_engine(tokens: Sequence[str]) -> Tuple[str, str, List[str]]:
+    """The engine, its version where a container image tells it, and its arguments."""
+    import re
+    found = engine_start(tokens)
+    if not found:
+        raise UserError("is no launch command that is known here; paste a vllm serve, python -m "
+                        "sglang.launch_server or trtllm-serve line")
+    engine, start = found
+    tag = re.search(r"(?:vllm-openai|vllm|sglang|release):v?(\d+\.\d+(?:\.\d+)?)",
+                    " ".join(tokens[:start]))
+    return engine, tag[1] if tag else "", list(tokens[start:])
+
+
+def setting_names(engine: str) -> Dict[str, str]:
+    """Every flag of an engine in the table -> its setting, dashes for underscores."""
+    return {name.replace("_", "-"): row.key for row in SETTINGS
+            for name in getattr(row, engine).split() if name.startswith("-")}
+
+
+def read_flags(engine: str, tokens: Sequence[str]) -> Tuple[Dict[str, str], List[str], List[str]]:
+    """(settings, flags not understood, words that belong to no flag) of an engine's arguments."""
+    names = {**setting_names(engine), "--model": "model", "--model-path": "model",
+             "--model-tag": "model"}
+    settings: Dict[str, str] = {}
+    unknown: List[str] = []
+    stray: List[str] = []
+    spare: List[str] = []  # behind a flag that may be a switch: the model, if there is no other
+    i = 0
+    while i < len(tokens):
+        flag, equals, value = tokens[i].partition("=")
+        at, i = i, i + 1
+        if not flag.startswith("-") or number_like(flag):
+            stray.append(tokens[at])
+            continue
+        flag, _, part = (flag.replace("_", "-") if flag.startswith("--") else flag).partition(".")
+        key = names.get(flag)
+        values = [value] if equals else []
+        if not equals and flag not in BARE and not (key and is_switch(engine, key)):
+            while i < len(tokens) and (not tokens[i].startswith("-") or number_like(tokens[i])):
+                values.append(tokens[i])
+                i += 1
+                if key not in (None, "lora_paths", "lora_modules"):
+                    break
+        if part and key == "speculative":
+            settings.update(spec_settings({part: values[0] if values else ""}))
+        elif key:
+            if not values and not is_switch(engine, key):
+                raise UserError(f"has no value after {flag}")
+            settings[key] = " ".join(values) or "true"
+        elif flag not in NEUTRAL:
+            unknown.append(flag if flag in GONE else tokens[at].partition("=")[0])
+            spare += [value for value in values[-1:] if "/" in value]
+    if not stray and "model" not in settings:
+        stray = spare[-1:]
+    return settings, unknown, stray
+
+
+def number_like(text: str) -> bool:
+    """Whether a word that begins with a dash is a negative number."""
+    return text[1:].replace(".", "", 1).isdigit()
+
+
+def own_settings(engine: str, settings: Dict[str, str], unknown: List[str]) -> None:
+    """Turn an engine's values into ours, in place; what has none joins the unknown."""
+    def translate(key: str, table: Mapping[str, str], known: Iterable[str]) -> None:
+        value = settings.get(key, "").lower()
+        ours = table.get(value, SPELLINGS.get(value, value))
+        if ours and ours not in ("auto", "none", *known):
+            unknown.append(f"{spelling(engine, key)} {value}")
+            ours = ""
+        if value:
+            settings[key] = "" if ours in ("auto", "none") else ours
+
+    translate("weights", QUANTISATIONS, WEIGHTS)
+    translate("kv", KV_READ, KV)
+    if settings.get("dtype") in ("float", "float32") and not settings.get("weights"):
+        settings["weights"] = "fp32"
+    if settings.get("ctx", "").lower() in ("auto", "-1"):
+        settings["ctx"] = ""
+    if settings.get("max_num_batched_tokens", "").startswith("-"):  # SGLang: no chunking
+        settings.update(max_num_batched_tokens="", no_chunked_prefill="true")
+    if engine == "trtllm" and settings.pop("util", ""):
+        unknown.append("--kv_cache_free_gpu_memory_fraction (of free memory: give --util)")
+    if engine == "vllm" and settings.get("ep"):
+        settings["ep"] = "all"
+    if engine == "sglang":  # whose TP counts the ranks of DP attention and of context too
+        ranks = named("--dp-size", whole)(settings.get("dp", "1"))
+        ranks = ranks if settings.get("attention_dp") else 1
+        tp = named("--tp-size", whole)(settings.get("tp", "1"))
+        inside = ranks * named("--attn-cp-size", whole)(settings.get("pcp", "1"))
+        if tp % inside:
+            raise UserError(f"has --tp-size {tp}, no multiple of its {inside} DP-attention and "
+                            "context ranks")
+        settings.update(tp=str(tp // inside), **({"ep": "all"} if ranks > 1 else {}))
+    if settings.get("speculative"):
+        settings.update(pasted_speculation(engine, settings))
+    if settings.get("spec_steps") or settings.get("spec_method") or settings.get("spec_model"):
+        method = settings.get("spec_method") or next(
+            (m for m in DRAFTERS if m in settings.get("spec_model", "").lower()), "draft_model")
+        if method not in SPEC_NAMES:
+            unknown.append(f"{spelling(engine, 'speculative')} {method}")
+            method = ""
+        settings["spec_method"] = method
+        for key in () if method else ("spec_model", "spec_steps"):
+            settings.pop(key, None)
+    if settings.get("lora"):
+        settings.setdefault("lora_rank", "16")
+        settings.setdefault("lora_count", "8" if engine == "sglang" else "1")
+    elif engine == "vllm":
+        for key in ("lora_rank", "lora_count"):
+            settings.pop(key, None)
+
+
+def pasted_speculation(engine: str, settings: Mapping[str, str]) -> Dict[str, str]:
+    """Method, drafter and drafted tokens of a pasted command, by our settings."""
+    if engine == "vllm":
+        try:
+            config = json.loads(settings["speculative"])
+        except ValueError:
+            config = None
+        if not isinstance(config, dict):
+            raise UserError("has a --speculative-config that is no JSON object")
+        return spec_settings(config)
+    names = {algorithm.lower(): method for method, (algorithm, _) in SPEC_NAMES.items()}
+    method = names.get(settings["speculative"].lower(), settings["speculative"].lower())
+    if method == "eagle" and not settings.get("spec_model"):
+        method = "mtp"  # the model's own layers draft
+    drafted = settings.get("spec_draft_tokens")
+    tokens = settings.get("spec_steps") or (
+        str(max(1, named("--speculative-num-draft-tokens", whole)(drafted) - 1)) if drafted
+        else "3")
+    return {"spec_method": method, "spec_steps": tokens}
+
+
+def spec_settings(config: Mapping[str, Any]) -> Dict[str, str]:
+    """The same of a vLLM speculative config, or of one of its fields."""
+    named_as = {"method": "spec_method", "model": "spec_model",
+                "num_speculative_tokens": "spec_steps", "num-speculative-tokens": "spec_steps"}
+    found = {named_as[name]: str(value) for name, value in config.items() if name in named_as}
+    if found.get("spec_method", "").endswith("_mtp"):
+        found["spec_method"] = "mtp"
+    return found
+
+
+VARIANT = (  # words of a checkpoint's name that leave its shapes as they are -> precision, if any
+    {**dict.fromkeys("instruct chat it hf meta base thinking dynamic static quantized marlin kv "
+                     "cache bf16 preview g128 sym channel block".split(), ""),
+     "fp8": "fp8", "awq": "awq", "gptq": "gptq", "nvfp4": "nvfp4", "fp4": "nvfp4",
+     "mxfp4": "mxfp4", "int4": "int4", "w4a16": "int4", "4bit": "int4", "int8": "int8",
+     "w8a8": "int8", "8bit": "int8"})
+
+
+def known_as(model: str) -> Tuple[str, str, str]:
+    """(preset that a model's name stands for, its precision, another that the name tells).
+
+    A fine-tune or a quantised copy has its base's shapes: meta-llama/Llama-3.1-70B-Instruct-FP8 is
+    llama-3.1-70b in fp8. The name itself where no preset, or more than one, answers to it, or where
+    it is a path that is there.
+    """
+    import re
+
+    def plain(name: str, dated: bool) -> Tuple[str, ...]:
+        base = name.rstrip("/").rpartition("/")[2].lower()
+        words = re.split(r"[-_ ]|(?<=[a-z])\.(?=[a-z])", base)
+        return tuple(w for w in words if w not in VARIANT
+                     and (dated or not re.fullmatch(r"\d{4}", w)))
+
+    rows = presets().get("models", [])
+    if os.path.lexists(model):
+        return model, "", ""
+    exact = [r for r in rows if model.lower() in (r["name"], r["id"].lower(),
+                                                  *r.get("aliases", ()))]
+    if exact:
+        return exact[0]["name"], exact[0].get("native", "bf16"), ""
+    same = next(filter(None, ([r for r in rows if plain(model, dated) in (
+        plain(r["id"], dated), plain(r["name"], dated))] for dated in (True, False))), [])
+    if len(same) != 1:
+        return model, "", ""
+    words = re.split(r"[-_.]", model.lower())
+    stored = next((VARIANT[w] for w in words if VARIANT.get(w)), "")
+    native = same[0].get("native", "bf16")
+    return same[0]["name"], native, "" if stored == native else stored
+
+
+class Advice(NamedTuple):
+    """One thing an inherited deployment would do better without: flag, what it is, what it was."""
+
+    flag: str
+    given: Optional[str]
+    suggested: Optional[str]  # None: leave the flag out
+    reason: str
+
+
+def changes_to(case: Case, pasted: Pasted) -> List[Advice]:
+    """What a pasted deployment would change, each with the term that moves."""
+    return [*memory_changes(case, pasted), *layout_changes(case, pasted),
+            *step_changes(case, pasted)]
+
+
+UNSET_UTIL = {"vllm": "the default moved between versions (0.90, then 0.92)",
+              "sglang": "the default is derived from the GPU, TP and chunk"}
+
+
+def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
+    """Of the memory budget: util, context, KV width, batch slots."""
+    d, args, had = case.d, case.args, pasted.settings
+
+    def flag(key: str) -> str:
+        return spelling(pasted.engine, key)
+
+    if not had.get("util") and pasted.engine in UNSET_UTIL:
+        yield Advice(flag("util"), None, f"{d.util:g}", f"util: not set, and "
+                     f"{UNSET_UTIL[pasted.engine]}; this answer takes {d.util:g}, write it out")
+    need = needed_context(case)
+    most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
+    if not case.memory.fits and most:
+        yield Advice(flag("ctx"), had.get("ctx"), str(most), "max context: one request of "
+                     f"{count(d.ctx_tokens)} does not fit the KV pool, the engine refuses to start")
+    elif not had.get("ctx"):
+        own = f"the model's own {count(d.model.max_len)}" if d.model.max_len else "the model's own"
+        yield Advice(flag("ctx"), None, str(need or d.ctx_tokens), f"max context: not set, so {own}"
+                     " tokens must fit the pool; state the p99.9 request (this answer takes "
+                     f"{count(d.ctx_tokens)})")
+    elif need and d.ctx_tokens > 1.5 * need:
+        yield Advice(flag("ctx"), had["ctx"], str(need), "max context: the p99.9 of input + output "
+                     f"is {count(need)}; a longer one lets a stray request take the KV of "
+                     f"{figure(d.ctx_tokens / need, 2)} such")
+    average = sequence_bytes(d, d.history_tokens)
+    held = int(max(0.0, case.memory.pool_bytes) / average * d.attention_dp)
+    wanted = wanted_in_flight(case)
+    ranks = 1 if pasted.engine == "sglang" else d.attention_dp
+    slots = args.max_num_seqs * ranks if "max_num_seqs" in args.given else None
+    if slots and held and slots > held * 1.1:
+        fewer = max(1, (held - held % 8 or held) // ranks)
+        yield Advice(flag("max_num_seqs"), had.get("max_num_seqs"), str(fewer), "max batch B: "
+                     f"the KV pool holds {count(held)} of the average {count(d.history_tokens)} "
+                     f"tokens ({d.history_source}); past that the engine preempts and recomputes")
+    elif slots and wanted > slots:
+        yield Advice(flag("max_num_seqs"), had.get("max_num_seqs"),
+                     str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: "
+                     f"{count(wanted)} in flight queue for {slots} slots, TTFT grows")
+    bound = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
+    if bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
+        yield Advice(flag("kv"), d.kv.name, KV_NAMES[pasted.engine]["fp8"], "b_kv: KV-bound; 1 B "
+                     f"an element holds {count(held * d.kv.bytes)} sequences in place of "
+                     f"{count(held)}, after an accuracy check")
+
+
+def wanted_in_flight(case: Case) -> int:
+    """Requests in flight in one replica, as asked or planned; 0 where neither was."""
+    planned = case.plan.steady if case.plan else None
+    return case.d.asked or (math.ceil(planned.batch) if planned else 0)
+
+
+def needed_context(case: Case) -> Optional[int]:
+    """The p99.9 of input + output where lengths are known, up to a multiple of 1,024 [tokens]."""
+    args = case.args
+    if args.input_len is None or args.output_len is None:
+        return None
+    return rounded_up(args.input_len.quantile(0.999) + args.output_len.quantile(0.999), KIB)
+
+
+def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
+    """Of parallelism and weights: less TP and more replicas, narrower weights, DP attention."""
+    d, engine = case.d, pasted.engine
+    wanted = wanted_in_flight(case)
+    fewer = [d._replace(tp=n) for n in fitting_tp(d.model) if n < d.tp and not n % d.dcp]
+    for other in fewer if wanted and d.ep <= 1 else ():
+        pool = memory_of(other).pool_bytes
+        if pool < sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN:
+            continue
+        if case.plan and plan_of(other, case.plan.load, case.cal, engine).replicas != \
+                case.plan.replicas:
+            continue
+        now, then = (expected_step_s(x, wanted, case.cal) for x in (d, other))
+        yield Advice(spelling(engine, "tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
+                     f"flight fit {other.replica_gpus} GPU{'s' * (other.replica_gpus > 1)} a "
+                     f"replica in place of {d.replica_gpus}; a decode step takes "
+                     f"{in_ms(then)} ms in place of {in_ms(now)} (expected)")
+        break
+    if d.weights.bytes >= 2 and "fp8" in d.gpu.flop_s and native_of(d) in SIXTEEN_BIT:
+        fp8 = d._replace(weight_bytes=d.weight_bytes / 2)
+        yield Advice(spelling(engine, "weights") or "an FP8 checkpoint", d.weights.name, "fp8",
+                     f"b for weights: a step reads half of {figure(weights_bytes_per_gpu(d) / GIB)}"
+                     f" GiB, and {sequences_text(memory_of(fp8).max_seqs)} sequences fit in place "
+                     f"of {sequences_text(case.memory.max_seqs)}, after an accuracy check")
+    if d.tp > 1 and d.model.experts and any(c.kind == "mla" for c in d.model.caches):
+        yield Advice(spelling(engine, "dp"), str(d.dp), str(d.tp * d.dp), "KV/N: the MLA latent is "
+                     "whole on each TP rank; DP attention (TP=1, EP over all) keeps each once")
+
+
+def step_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
+    """Of the step: prefix caching, CUDA graphs, chunking, a budget too large, metrics."""
+    d, had, engine = case.d, pasted.settings, pasted.engine
+
+    def given(key: str) -> str:
+        return spelling(engine, key)
+
+    if "no_prefix_caching" in had:
+        yield Advice(given("no_prefix_caching"), "on", None, "prefix reuse: every shared prefix is "
+                     f"prefilled again, {figure(prefill_seconds(d, 1000) / MS)} ms per 1,000 tokens"
+                     " at the bound; right for clean benchmarks alone")
+    if "eager" in had:
+        yield Advice(given("eager"), "on", None, "t_overhead: without CUDA graphs each kernel of "
+                     f"{d.model.layers} layers is launched from the CPU in every step")
+    if "no_async_scheduling" in had:
+        yield Advice(given("no_async_scheduling"), "on", None, "CPU overhead: the GPU waits while "
+                     "the next step is scheduled")
+    if "no_chunked_prefill" in had:
+        yield Advice(given("no_chunked_prefill") or given("max_num_batched_tokens"), "off", "8192",
+                     "prefill mixing: a prompt in one piece holds every stream up for "
+                     f"{figure(prefill_seconds(d, d.ctx_tokens, TYPICAL_MFU) / MS)} ms at ctx "
+                     f"{count(d.ctx_tokens)}")
+    budget = case.args.max_num_batched_tokens or 0
+    if budget > 8192 and "max_num_batched_tokens" in had:
+        yield Advice(given("max_num_batched_tokens"), str(budget), "8192", "tokens per step: a "
+                     "step full of prefill holds every stream up for "
+                     f"{figure(prefill_seconds(d, budget, TYPICAL_MFU) / MS)} ms at 50% MFU; right "
+                     "for offline batches alone")
+    if engine == "sglang" and "metrics" not in had:
+        yield Advice(given("metrics"), None, "on", "nothing of the step: autoscaling and alerts "
+                     "have nothing to read without it")
+    for flag in pasted.gone:
+        yield Advice(flag, "set", None, f"the engine no longer has it and refuses it: {GONE[flag]}")
+
+
+def say_inherited(case: Case, answer: Answer) -> None:
+    """What was read from the pasted command, and what it would change and why."""
+    pasted = getattr(case.args, "from")
+    changes = changes_to(case, pasted)
+    key = "inherited."
+    for name, value in (("engine", pasted.engine), ("model", pasted.model),
+                        ("read_as", pasted.resolved), ("flags", " ".join(pasted.words)),
+                        ("not_understood", list(pasted.unknown)),
+                        ("changes", [change._asdict() for change in changes])):
+        answer.add(key + name, value)
+    answer.lines.append("")
+    same = "" if pasted.model == pasted.resolved else f", sized as {pasted.resolved}"
+    answer.say("INHERITED", f"{pasted.engine} {pasted.model}{same}: "
+               f"{' '.join(pasted.words) or 'no flags'}")
+    if not {"gpu", "gpu_memory_gib"} & case.args.given:
+        answer.say("", f"a command does not say on which GPU: {case.d.gpu.name} assumed (--gpu)")
+    if pasted.unknown:
+        answer.say("", f"not understood, so not counted: {', '.join(pasted.unknown)}")
+    if not changes:
+        answer.say("CHANGE", "nothing: each flag does what the figures above want")
+    for i, (flag, was, now, reason) in enumerate(changes):
+        move = f"{was or 'not set'} -> {now}" if now else "drop it"
+        answer.say("" if i else "CHANGE", f"{flag}: {move}; {reason}")
+
+
 class Section(NamedTuple):
     """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
 
@@ -6282,8 +7325,10 @@ SECTIONS = (
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
     Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
-    Section("", say_binds), Section("", say_plan), Section("measured", say_measured),
+    Section("", say_binds), Section("", say_plan), Section("from", say_inherited),
+    Section("measured", say_measured),
     Section("autoscale", say_autoscale), Section("defend", say_defend),
+    Section("engine", say_launch),
 )
 
 
@@ -6444,6 +7489,13 @@ def prices(text: str) -> Dict[str, float]:
     return found
 
 
+def spec_method(text: str) -> str:
+    """A way to draft, by vLLM's name."""
+    if text not in SPEC_NAMES:
+        raise UserError(f"{text!r} is not known; write {', '.join(SPEC_NAMES)}")
+    return text
+
+
 def engine_name(text: str) -> str:
     """One of the engines that are known."""
     if text.lower() not in ENGINES:
@@ -6533,12 +7585,17 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--max-num-seqs --max-running-requests", whole, "N", "most sequences in a step"),
     ),
     "questions": (
+        Flag("--from", pasted_command, "CMD", "read the deployment from a pasted launch command of "
+             "vLLM, SGLang or TensorRT-LLM; flags beside it win"),
         Flag("--compare", word, "AXIS=V,V", "a table instead: any flags as axes (tp=1,2 "
              "gpu=h100,h200); alone, the usual ones"),
         Flag("--spec-accept", acceptance, "ALPHA", "speculative decoding: acceptance of a token"),
         Flag("--spec-accept-len", positive, "TOKENS", "or the engine's mean accepted length"),
         Flag("--spec-tokens", whole, "GAMMA", "tokens drafted a step", 4,
-             "--spec-accept --spec-accept-len"),
+             "--spec-accept --spec-accept-len --spec-method"),
+        Flag("--spec-method", spec_method, "NAME", "for the launch command: eagle3 eagle mtp "
+             "draft_model ngram suffix (default: mtp where the model has it, else eagle3)"),
+        Flag("--spec-model", word, "ID", "the drafter that it loads"),
         Flag("--spec-cost", not_negative, "SHARE", "a draft step over a target step", 0.05,
              "--spec-accept --spec-accept-len"),
         Flag("--lora-rank", whole, "R", "LoRA adapters of this rank"),
@@ -6574,6 +7631,7 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--json", None, "", "everything, SI units, stable keys"),
         Flag("--explain", None, "", "each number: formula, numbers put in, source"),
         Flag("--list", None, "", "the models, GPUs and links known"),
+        Flag("--flags", None, "", "the engines' flags and the term that each changes"),
     ),
 }
 FLAG_NAMES = {name for flags in FLAGS.values() for flag in flags for name in flag.names.split()}
@@ -6612,9 +7670,37 @@ def parse_args(argv: Sequence[str]) -> Any:
     parser.add_argument("--enable-expert-parallel", "-ep", dest="ep", action="store_const",
                         const=0, help="same as --ep all")
     args = parser.parse_args(list(argv))
-    args.given = {name for name, value in vars(args).items()
-                  if value is not None and value is not False}
+    pasted = getattr(args, "from")
+    if pasted:
+        args = beside(args, parser.parse_args([*pasted.words, *argv]), pasted)
+    args.given = {name for name, value in vars(args).items() if value is not None
+                  and value is not False}
     settle(args)
+    return args
+
+
+def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
+    """The model; where a pasted command named it and it is not known, the error says what to do."""
+    pasted = getattr(args, "from")
+    try:
+        return find_model(args, tables)
+    except UserError as error:
+        if not pasted or args.model != pasted.resolved:
+            raise
+        raise UserError(f"--from names {pasted.model}: {error}; or size it as another, with "
+                        "--preset NAME or --config FOLDER beside it") from None
+
+
+def beside(alone: Any, args: Any, pasted: Pasted) -> Any:
+    """The flags of a pasted command and those given beside it, which win."""
+    if not model_named(alone):
+        args.model = pasted.resolved
+    args.engine, args.tp = alone.engine or pasted.engine, args.tp or 1  # no TP named: one GPU
+    if pasted.version and args.engine == pasted.engine and args.engine_version is None:
+        args.engine_version = engine_version(pasted.version)
+    for name, width in (("weights", "weight_bytes"), ("kv", "kv_bytes")):
+        if getattr(alone, width):
+            setattr(args, name, alone.__dict__[name])
     return args
 
 
@@ -6636,9 +7722,9 @@ def settle(args: Any) -> None:
                             "it, or drop this")
         if getattr(args, field) is None:
             setattr(args, field, flag.default)
+    args.prices = args.gpu_price
     if args.startup_log and not args.engine:
         args.engine = args.startup_log.get("engine", "vllm")
-    args.prices = args.gpu_price
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
@@ -6685,7 +7771,7 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     use_workload(args, tables)
     gpu = find_gpu(args, tables)
-    model = find_model(args, tables)
+    model = find_pasted_model(args, tables)
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
@@ -6884,7 +7970,9 @@ def run(argv: Sequence[str]) -> None:
     args = parse_args(argv)
     tables = presets()
     args = completed(args, argv, tables)
-    if args.list:
+    if args.flags:
+        print_flags(args.json)
+    elif args.list:
         print_list(tables)
     elif args.compare is not None:
         print_comparison(args, argv, tables)
