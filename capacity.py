@@ -2514,8 +2514,8 @@ BLOCK_TOKENS = {"vllm": 16, "sglang": 1, "trtllm": 32}
 CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
 
 
-def settings_of(d: Deployment, args: Any) -> Settings:
-    """What the flags ask for, else the engine's own defaults for this class of GPU.
+def settings_of(d: Deployment, args: Any, plan: Optional[Plan] = None) -> Settings:
+    """What the flags ask for, else what a plan wants, else the engine's own defaults for this GPU.
 
     Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
     """
@@ -2534,8 +2534,11 @@ def settings_of(d: Deployment, args: Any) -> Settings:
         large = memory >= 70 and not a100
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
+    if plan:
+        seqs, tokens = plan.max_num_seqs, max(plan.max_num_batched_tokens, plan.max_num_seqs)
+    longest = plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens
     latent = any(cache.kind == "mla" for cache in d.model.caches)
-    return Settings(engine, version, d.ctx_tokens, args.max_num_seqs or seqs,
+    return Settings(engine, version, longest, args.max_num_seqs or seqs,
                     args.max_num_batched_tokens or tokens, util, True,
                     64 if latent and engine == "vllm" and not () < version < (0, 8)
                     else BLOCK_TOKENS[engine])
@@ -4624,7 +4627,7 @@ BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 
 def say_engine(case: Case, answer: Answer) -> None:
     """What the engine will log at start-up, and what it would refuse."""
-    d, s = case.d, settings_of(case.d, case.args)
+    d, s = case.d, settings_of(case.d, case.args, case.plan)
     log = case.args.startup_log
     if log:
         d, s = as_logged(d, s, log, case.args)
@@ -5191,7 +5194,6 @@ def candidate_text(c: Candidate) -> str:
 # What leaves for other tools (--save, --autoscale), and what comes back and is explained
 # (--measured, --defend).
 
-KV_BLOCK_TOKENS = 16  # vLLM's default
 ENDLESS = 1e9  # a rate this many times the GPU's makes a term vanish
 NOT_SAVED = ("save", "measured", "compare", "json", "explain", "list", "flags", "autoscale",
              "defend", "from", "startup-log")
@@ -5225,27 +5227,27 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
 
 
 def serving_profile(case: Case) -> Dict[str, Any]:
-    """loadgen's Profile of one replica: its step at the operating batch, and its limits."""
-    limits = serving_limits(case)
-    return {**step_profile(case.d, operating_batch(case), case.cal),
-            **limits, "block_tokens": KV_BLOCK_TOKENS,
-            "num_blocks": max(1, int(case.memory.max_seqs * case.d.ctx_tokens) // KV_BLOCK_TOKENS),
-            "prefix_caching": True}
+    """loadgen's Profile of one replica: its step at the operating batch, the engine's limits."""
+    d, s = case.d, settings_of(case.d, case.args, case.plan)
+    tokens = int(case.memory.max_seqs * d.ctx_tokens)
+    if case.args.engine:
+        found = engine_answer(d, s)
+        tokens = found.tokens
+        if found.refusals:
+            raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
+                            f"{found.refusals[0].cure}")
+    seqs = s.max_num_seqs
+    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": seqs,
+            "max_num_batched_tokens": max(s.max_num_batched_tokens, seqs),
+            "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
+            "num_blocks": max(1, tokens // s.block_tokens),
+            "prefix_caching": s.prefix_caching}
 
 
 def operating_batch(case: Case) -> int:
     """Sequences that one replica runs at once: as asked or planned, at most what it holds."""
     planned = case.plan.steady if case.plan and not case.d.asked else None
     return max(1, round(planned.batch) if planned else case.batch)
-
-
-def serving_limits(case: Case) -> Dict[str, int]:
-    """The scheduler's limits: as planned, else what vLLM starts with."""
-    plan = case.plan
-    seqs = plan.max_num_seqs if plan else case.args.max_num_seqs or 256
-    return {"max_num_batched_tokens": max(plan.max_num_batched_tokens if plan else 2048, seqs),
-            "max_num_seqs": seqs,
-            "max_model_len": plan.max_model_len if plan else case.d.ctx_tokens}
 
 
 def flag_text(name: str, value: Any) -> Any:
@@ -6730,30 +6732,31 @@ def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
 
 def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
-    d, args, plan, own = case.d, case.args, case.plan, settings_of(case.d, case.args)
+    d, args, plan = case.d, case.args, case.plan
+    own = settings_of(d, args, plan)
     held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
                * d.attention_dp)
-    slots, chunk = min(SEQS_MOST, held - held % 8 or held or 1), own.max_num_batched_tokens
-    why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
-           f"{count(d.history_tokens)} tokens"}
+    slots, chunk = own.max_num_seqs, own.max_num_batched_tokens
+    why = {}
     if plan:
-        slots, chunk = plan.max_num_seqs, plan.max_num_batched_tokens
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
                f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
                "ctx": "p99.9 of input + output"}
-    if args.engine == "sglang":
+    elif not args.max_num_seqs:
+        slots = min(SEQS_MOST, held - held % 8 or held or 1)
+        why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
+               f"{count(d.history_tokens)} tokens"}
+    if args.engine != "sglang":
+        slots = slots if args.max_num_seqs else -(-slots // d.attention_dp)
+    elif not args.max_num_batched_tokens:
         chunk *= d.attention_dp
-    else:
-        slots = -(-slots // d.attention_dp)
     speculating = {"spec_accept", "spec_accept_len", "spec_method"} & args.given
     method = args.spec_method or ("mtp" if d.model.mtp_layers else
                                   "eagle3" if args.spec_cost else "ngram")
     step_s = case.step.step_s if case.batch else math.inf
     return Launch(
-        args.engine, *checkpoint_of(args, d), d, own.util,
-        plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens,
-        args.max_num_seqs or slots,
-        args.max_num_batched_tokens or max(chunk, args.max_num_seqs or slots),
+        args.engine, *checkpoint_of(args, d), d, own.util, own.max_model_len, slots,
+        chunk if args.max_num_batched_tokens else max(chunk, slots),
         prefix_heavy=bool(args.shared_prefix_len),
         spec_method=method if speculating else "", spec_model=args.spec_model or "",
         spec_tokens=args.spec_tokens, lora_rank=args.lora_rank or 0, lora_count=args.lora_count,
