@@ -6802,7 +6802,7 @@ def say_launch(case: Case, answer: Answer) -> None:
             shown = ""
         answer.lines += [f"  {shown if i == 0 else '':<{width}}  {part}"
                          for i, part in enumerate(reason)]
-    own = settings_of(case.d, case.args)
+    own = settings_of(case.d, case.args, case.plan)
     differing = [f"{spelling(launch.engine, key)} {mine}" for key, mine, theirs in (
         ("ctx", launch.max_model_len, own.max_model_len),
         ("max_num_seqs", launch.max_num_seqs, own.max_num_seqs),
