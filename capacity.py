@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""How many GPUs, how many users, how fast at best: sizes a large-language-model deployment.
+"""How many GPUs, which flags, how fast, what price: sizes a large-language-model deployment.
 
     capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8       a preset's name
     capacity.py ./Qwen3-8B --gpu l40s --ctx 32k                  a folder with config.json
     capacity.py Qwen/Qwen3-8B --compare tp=1,2 gpu=h100,h200     a Hugging Face id
+    capacity.py llama-3.1-70b --rate 20 --workload chat          what serves this load, and its cost
+    capacity.py --from 'vllm serve MODEL -tp 2 ...'              what a pasted command will do
 
 A serving engine's step time decides everything here:
 
     t_step = max(FLOP / peak, bytes / bandwidth),   bytes = weights + KV history of each sequence
 
 Memory decides how many sequences share that step. Figures are bounds (100% of the datasheet)
-unless they say otherwise. Standard library only; needs nothing but presets.json beside it, and
-without that works from explicit flags.
+unless they are called expected: those are calibrated on public measurements and carry a band.
+Standard library only; needs nothing but presets.json beside it, and without that works from
+explicit flags.
 
 Sections: 1 words, units and lengths, 2 the answer and its steps, 3 models (skip it unless you add
-a family), 4 hardware, 5 the deployment, 6 memory, 7 step time, 8 collectives, 9 the sections of
-the answer, 10 comparing, 11 the command line; 6b what an engine will log at start-up.
+a family), 4 hardware, 5 the deployment, 6 memory, 6b what the engine will log, 7 step time,
+8 collectives, 8b the expectation, 8c the plan, 9 the sections of the answer, 9b what is saved,
+measured, watched and defended, 9c launch commands, 10 comparing, 11 the command line.
 """
 
 from __future__ import annotations
