@@ -2080,7 +2080,7 @@ def presets() -> Dict[str, List[Dict[str, Any]]]:
     return {name: tables[name] for name in TABLES}
 
 
-TABLES = ("models", "gpus", "links", "workloads")
+TABLES = ("models", "gpus", "links", "workloads", "efficiency", "bands")
 
 
 def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -3370,20 +3370,55 @@ def collective_seconds(d: Deployment, found: Sequence[Collective]) -> Optional[f
 
 
 # ---- 8b. Expectation ---------------------------------------------------------------------------
+# The bound with the losses put in: efficiencies, fixed times, prefill shared into the steps. The
+# constants are rows of presets.json (efficiency), fitted by tests/fit_expected.py on the measured
+# points of tests/data/measured.csv; a band holds 80% of the points of groups left out of the fit.
 
 
 class Calibration(NamedTuple):
-    """The constants that turn the bound into an expectation, for one engine, GPU and precision."""
+    """The constants that turn the bound into an expectation, for one kind of deployment.
 
-    mbu: float  # of decode's reads
-    mfu: float  # of decode's arithmetic
-    layer_s: float  # fixed time of a layer
-    all_reduce_s: float  # latency of one all-reduce
-    sequence_s: float  # a sequence in the batch, a step
-    prefill_mfu: float
-    low: float  # the 80% band, as shares of the expectation
-    high: float
-    basis: str
+    The defaults are for a GPU, engine or installation that presets.json says nothing of.
+    """
+
+    mbu: float = 0.7  # share of HBM bandwidth: weights but experts
+    expert_mbu: float = 0.8  # routed experts
+    kv_mbu: float = 0.85  # KV cache
+    mfu: float = 0.5  # share of peak FLOP/s in decode
+    prefill_mfu: float = 0.6  # in prefill, but experts
+    expert_prefill_mfu: float = 0.24
+    attention_mfu: float = 0.4  # attention over the prompt, of the BF16 peak
+    layer_s: float = 46e-6  # fixed time of a layer: kernels too small to fill the GPU, launches
+    moe_layer_s: float = 41e-6  # more for routing, sorting and small expert matrices
+    mla_layer_s: float = 22e-6  # more for MLA's absorbed projections
+    sequence_s: float = 15e-6  # a sequence in the batch: scheduling, sampling, detokenising
+    all_reduce_s: float = 5.5e-6  # latency of a collective over two GPUs; x sqrt(log2 GPUs)
+    link_share: float = 0.5  # of the link's rate, in decode
+    prefill_link_share: float = 0.8
+    routing: float = 0.9  # independent tokens that route as one of the batch, at batch 1
+    routing_power: float = 0.82  # and how they grow with the batch: alike tokens share experts
+    ttft_share: float = 3.0  # TTFT over prefill and one step: prompts wait for each other
+    low: float = 0.5  # the 80% band of measured over expected
+    high: float = 2.0
+    basis: str = "starting values, measured on nothing"
+
+
+class ExpectedStep(NamedTuple):
+    """The terms of one expected decode step [s]."""
+
+    weights_s: float
+    kv_s: float
+    compute_s: float
+    layers_s: float
+    comm_s: float
+    sequences_s: float
+    bound_s: float  # the bound on the same step
+
+    @property
+    def step_s(self) -> float:
+        """The step-time equation of the bound, with its fixed times; never under the bound."""
+        return max(self.bound_s, max(self.compute_s, self.weights_s + self.kv_s) + self.layers_s
+                   + self.comm_s + self.sequences_s)
 
 
 class Expected(NamedTuple):
@@ -3396,42 +3431,160 @@ class Expected(NamedTuple):
     ttft_s: float
     output_tok_s: float
     basis: str
+    decoding: float  # of the batch, so many decode at a time; the others are in prefill
+    step_s: float  # a decode step of these
+    prefill_s: float  # of the TPOT: prompts of others
 
 
-UNFITTED = Calibration(0.85, 0.55, 50 * US, 5 * US, 20 * US, 0.45, 0.75, 1.3, "starting values")
+UNFITTED = Calibration()
 
 
 def calibration_of(d: Deployment, engine: str, tables: Mapping[str, Any]) -> Calibration:
-    """The constants that were fitted for this kind of deployment, or wider ones."""
-    moe = bool(d.model.experts)
-    return Calibration(0.85, 0.55, (85 if moe else 50) * US, 5 * US, 20 * US,
-                       0.18 if moe else 0.45, 0.75, 1.3, "starting values")
+    """The constants fitted for this kind of deployment, or the nearest and a wider band.
+
+    A constant is its row's value times the factor of each word that describes the deployment.
+    Source: presets.json, tables efficiency and bands. Raises UserError where they are broken.
+    """
+    words, rows = words_of(d, engine), tables.get("efficiency", [])
+    try:
+        found = {row["name"]: row["value"] * math.prod(
+            factor for word, factor in row.get("times", {}).items() if word in words)
+            for row in rows}
+        return UNFITTED._replace(**found)._replace(**band_of(d, engine, tables.get("bands", [])))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"presets.json: the table efficiency or bands is broken "
+                        f"({type(error).__name__} {error}); mend it") from None
+
+
+def words_of(d: Deployment, engine: str) -> Set[str]:
+    """What the rows of efficiency tell deployments apart by: engine, GPU generation, width of the
+    weights, how the router spreads its tokens."""
+    arch = generation(d.gpu)
+    names = [t.name for t in d.model.tensors]
+    router = ("balanced router" if any(n.endswith("e_score_correction_bias") for n in names) else
+              "biased router" if any(n.endswith(("router.bias", "gate.bias")) for n in names) else
+              "plain router")
+    return {engine, arch, f"{arch}/{stored_bits(d)}", router}
+
+
+def generation(gpu: Gpu) -> str:
+    """The GPU's generation as the tables name it: Blackwell Ultra counts as Blackwell."""
+    return gpu.arch.partition(" ")[0]
+
+
+def stored_bits(d: Deployment) -> int:
+    """Width of the weights in bits: 4, 8 or 16."""
+    return 16 if d.weights.bytes > 1.5 else 8 if d.weights.bytes > 0.75 else 4
+
+
+def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The band and its basis: of the kind of model on this engine, wider where not measured."""
+    kind, arch = "MoE" if d.model.experts else "dense", generation(d.gpu)
+    bands = {row["name"]: row for row in rows}
+    if kind not in bands:
+        return {}
+    row = bands.get(f"{kind} {engine}", bands[kind])
+    absent = [what for what, known in ((engine, engine in row["engines"]), (
+        arch or d.gpu.name, arch in row["archs"]), (f"{stored_bits(d)}-bit weights",
+                                                    stored_bits(d) in row["bits"])) if not known]
+    wider = WIDER if absent else 1.0
+    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups left "
+             f"out: median error {row['median']:.0%}")
+    if absent:
+        basis = f"{' and '.join(absent)} not measured, band widened; {basis}"
+    return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
+
+
+ENDLESS = 1e9  # makes a term vanish: so many tokens, or times the GPU's rate
+WIDER = 1.5  # a band is so much wider, in the logarithm, where the like was not measured
+
+
+def expected_terms(d: Deployment, batch: float, cal: Calibration, held: RankWeights
+                   ) -> ExpectedStep:
+    """The terms of one decode step of a replica with so many in flight, no prefill in it.
+
+    max(compute, weights + KV) at the efficiencies, a fixed time for each layer, collective and
+    sequence. held: rank_weights(d). Experts touched: as if fewer tokens routed independently.
+    Source: the step-time equation of the bound; constants as calibration_of.
+    """
+    m, bandwidth = d.model, d.gpu.bandwidth_bytes_s
+    everywhere = max(1.0, batch / d.pp)
+    seqs = max(1.0, everywhere / d.attention_dp)
+    touched = expected_touched(d, everywhere, cal)
+    weights = ((held.dense_bytes - held.unread_bytes) / cal.mbu
+               + held.expert_bytes * touched / cal.expert_mbu) * d.pp / bandwidth
+    kv = seqs * read_bytes(d, d.history_tokens) * d.pp / (bandwidth * cal.kv_mbu)
+    flop = flop_per_gpu(d, seqs, everywhere) * d.pp * d.stage_share
+    layers = (m.layers * cal.layer_s + m.expert_layers * cal.moe_layer_s
+              + latent_layers(m) * cal.mla_layer_s)
+    sent = collectives(d, seqs) + context_collectives(d, seqs)
+    comm = ((collective_seconds(d, sent) or 0.0) / cal.link_share + cal.all_reduce_s
+            * sum(c.times * math.sqrt(math.log2(max(2, c.ranks))) for c in sent))
+    bound = decode_step(d, math.ceil(batch)).step_s
+    return ExpectedStep(weights, kv, flop / (peak_flop_s(d) * cal.mfu), layers, comm,
+                        batch * cal.sequence_s, bound)
+
+
+def expected_touched(d: Deployment, tokens: float, cal: Calibration) -> float:
+    """Share of the experts that a step reads: so many tokens touch as many as fewer independent."""
+    return touched_share(d.model, max(1.0, cal.routing * tokens**cal.routing_power))
+
+
+def latent_layers(model: Model) -> int:
+    """Layers with an MLA latent."""
+    return sum(cache.layers for cache in model.caches if cache.kind == "mla")
 
 
 def expected_step_s(d: Deployment, batch: float, cal: Calibration) -> float:
     """One decode step of a replica with so many in flight, no prefill in it [s]."""
-    step = decode_step(d, max(1, round(batch)))
-    reduces = 2 * d.model.layers if d.tp > 1 else 0
-    sent = collective_seconds(d, decode_collectives(d, max(1, round(batch)))) or 0.0
-    return (max((step.weights_s + step.kv_s) / cal.mbu, step.compute_s / cal.mfu)
-            + d.model.layers * cal.layer_s + reduces * cal.all_reduce_s + sent
-            + batch * cal.sequence_s)
+    return expected_terms(d, batch, cal, rank_weights(d)).step_s
 
 
 def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
-    """What one prompt of so many uncached tokens takes of its replica's time [s]."""
-    return (prefill_seconds(d, tokens, cal.prefill_mfu)
-            + attention_seconds(d, tokens) * d.mfu / cal.prefill_mfu)
+    """What one prompt of so many uncached tokens takes of its replica's time [s].
+
+    Linear layers, experts, causal attention and collectives, each at its efficiency.
+    """
+    dense = flop_per_gpu(d, tokens, 0.0) / cal.prefill_mfu
+    expert = (flop_per_gpu(d, 0.0, tokens) / cal.expert_prefill_mfu if d.model.experts else 0.0)
+    return ((dense + expert) / d.pcp / peak_flop_s(d)
+            + attention_flop(d, tokens) / (d.tp * d.pcp * d.gpu.flop_s["bf16"] * cal.attention_mfu)
+            + (collective_seconds(d, prefill_collectives(d, tokens)) or 0.0)
+            / cal.prefill_link_share)
 
 
-def expected_of(d: Deployment, batch: int, cal: Calibration) -> Expected:
-    """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps."""
-    prefill = expected_prefill_s(d, d.prompt_tokens, cal)
-    tpot = expected_step_s(d, batch, cal) + batch * prefill / max(1.0, d.output_tokens)
-    ttft = prefill + tpot
-    seconds = ttft + tpot * max(0.0, d.output_tokens - 1)
+def running_batch(d: Deployment, asked: int) -> int:
+    """Of so many in flight, those that the KV pool of a replica holds at their mean length.
+
+    The rest wait. Where the weights leave no pool at all, all of them: as if it did fit.
+    """
+    pool = memory_of(d).pool_bytes
+    each = sequence_bytes(d, d.history_tokens) / d.attention_dp
+    return min(asked, max(1, int(pool / each))) if pool > 0 else asked
+
+
+def expected_of(d: Deployment, batch: int, cal: Calibration,
+                held: Optional[RankWeights] = None) -> Expected:
+    """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps.
+
+    A request decodes for D = output * step + (batch - 1) * prefill * D / (D + TTFT): the others'
+    prompts that fall into its decode, each once in its time in the system. Of the batch,
+    D / (D + TTFT) decode at a time. Without an output length: decode alone.
+    held: rank_weights(d), where it is at hand.
+    """
+    held = held or rank_weights(d)
+    prefill, then = expected_prefill_s(d, d.prompt_tokens, cal), float(batch)
+    gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
+    for _ in range(8):
+        decoding, step = then, expected_terms(d, then, cal, held).step_s
+        ttft = cal.ttft_share * (prefill + step)
+        own, others = gaps * step, (batch - 1) * prefill
+        less = own + others - ttft
+        decode_s = (less + math.sqrt(less * less + 4 * own * ttft)) / 2
+        then = max(1.0, (decoding + batch * decode_s / (decode_s + ttft)) / 2)
+    tpot = decode_s / gaps
     return Expected(batch, tpot, tpot * cal.low, tpot * cal.high, ttft,
-                    batch * d.output_tokens / seconds, cal.basis)
+                    batch * (gaps + 1) / (ttft + decode_s), cal.basis, decoding, step, tpot - step)
 
 
 # ---- 8c. The plan ------------------------------------------------------------------------------
@@ -4333,6 +4486,80 @@ def room_knobs(d: Deployment) -> List[str]:
     return narrower + (["--util 0.95"] if d.util < 0.93 else []) + spread + ["replicas (--dp)"]
 
 
+EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
+PROMPTS_WAIT = "prompts wait for each other: mean of the measured points"
+
+
+def say_expected(case: Case, answer: Answer) -> None:
+    """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
+    d, cal = case.d, case.cal
+    asked = d.asked or case.batch
+    if not asked:
+        answer.add("expected", None)
+        return
+    batch = running_batch(d, asked)
+    e, key = expected_of(d, batch, cal), "expected."
+    limited = answer.add(key + "kv_limited", batch < asked)
+    answer.add(key + "engine", case.args.engine or "vllm")
+    answer.add(key + "basis", e.basis)
+    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV pool "
+               "holds at their mean length")
+    explain_expected(d, e, cal, answer)
+    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
+                       "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
+                       "loop", replicas=d.replicas, batch=batch, ttft_s=e.ttft_s, tpot_s=e.tpot_s,
+                       output=max(2.0, d.output_tokens or ENDLESS))
+    what = (f"TTFT {scaled(e.ttft_s, 's')}" if d.output_tokens
+            else "prefill not counted without --output-len")
+    waits = f"; KV pool holds {batch} of {asked}, the rest wait" if limited else ""
+    answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
+               f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
+               f"{what}{waits}; {e.basis}")
+
+
+def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
+    """The steps from the constants to the expected TPOT."""
+    key, held = "expected.", rank_weights(d)
+    terms = expected_terms(d, e.decoding, cal, held)
+    everywhere = max(1.0, e.decoding / d.pp)
+    seqs = max(1.0, everywhere / d.attention_dp)
+    bandwidth, numbers = d.gpu.bandwidth_bytes_s, terms._asdict()
+    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
+               "prefill, or wait for it")
+    answer.add(key + "weights_s", terms.weights_s, "s", "(dense_read / mbu + expert_bytes * "
+               "touched / expert_mbu) * pp / bandwidth", EXPECTATION,
+               dense_read=held.dense_bytes - held.unread_bytes, mbu=cal.mbu, pp=d.pp,
+               expert_bytes=held.expert_bytes, expert_mbu=cal.expert_mbu, bandwidth=bandwidth,
+               touched=expected_touched(d, everywhere, cal))
+    answer.add(key + "kv_s", terms.kv_s, "s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * "
+               "kv_mbu)", EXPECTATION, seqs_per_gpu=seqs, pp=d.pp, bandwidth=bandwidth,
+               kv_read_per_seq=read_bytes(d, d.history_tokens), kv_mbu=cal.kv_mbu)
+    answer.add(key + "compute_s", terms.compute_s, "s", "flop_per_gpu / (peak * mfu)", EXPECTATION,
+               flop_per_gpu=flop_per_gpu(d, seqs, everywhere) * d.pp * d.stage_share,
+               peak=peak_flop_s(d), mfu=cal.mfu)
+    answer.add(key + "layers_s", terms.layers_s, "s", "layers * layer_s + expert_layers * "
+               "moe_layer_s + latent_layers * mla_layer_s", EXPECTATION, layers=d.model.layers,
+               layer_s=cal.layer_s, expert_layers=d.model.expert_layers,
+               moe_layer_s=cal.moe_layer_s, latent_layers=latent_layers(d.model),
+               mla_layer_s=cal.mla_layer_s)
+    answer.add(key + "comm_s", terms.comm_s, "s", source="collectives of the step: latency each, "
+               "transfer at a share of the link's rate; " + EXPECTATION)
+    answer.add(key + "sequences_s", terms.sequences_s, "s", "decoding * sequence_s", EXPECTATION,
+               decoding=e.decoding, sequence_s=cal.sequence_s)
+    answer.add(key + "step_s", terms.step_s, "s", "max(bound_s, max(compute_s, weights_s + kv_s) + "
+               "layers_s + comm_s + sequences_s)", EXPECTATION, **numbers)
+    answer.add(key + "ttft_s", e.ttft_s, "s", "ttft_share * (prefill_s + step_s)", PROMPTS_WAIT,
+               ttft_share=cal.ttft_share, step_s=e.step_s, prefill_s=e.ttft_s / cal.ttft_share
+               - e.step_s)
+    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
+               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
+    tpot = answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION,
+                      step_s=e.step_s, prefill_s=e.prefill_s)
+    for name, share in (("low", cal.low), ("high", cal.high)):
+        answer.add(f"{key}tpot_{name}_s", tpot * share, "s", "tpot_s * share", "80% band: " +
+                   e.basis, tpot_s=tpot, share=share)
+
+
 # The questions: each adds its section when its flag is given.
 
 LEVIATHAN = "Leviathan et al., speculative decoding (2211.17192)"
@@ -5198,7 +5425,6 @@ def candidate_text(c: Candidate) -> str:
 # What leaves for other tools (--save, --autoscale), and what comes back and is explained
 # (--measured, --defend).
 
-ENDLESS = 1e9  # a rate this many times the GPU's makes a term vanish
 NOT_SAVED = ("save", "measured", "compare", "json", "explain", "list", "flags", "autoscale",
              "defend", "from", "startup-log")
 
@@ -7327,7 +7553,7 @@ SECTIONS = (
     Section("", say_search), Section("", say_model), Section("", say_memory),
     Section("", say_roofline),
     Section("", say_stream), Section("", say_prefill), Section("", say_decode),
-    Section("", say_comm), Section("", say_layout),
+    Section("", say_comm), Section("", say_layout), Section("", say_expected),
     Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
     Section("gpu_price", say_cost), Section("storage", say_cold_start),
     Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
