@@ -3627,6 +3627,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     fleet = d.replicas if d.replicas > 1 else replicas
     seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
     memory = memory_of(d)
+    binding = "weights" if memory.pool_bytes <= 0 else binding
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
                 memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
                 replica.at_rate(rate / replicas) if replicas else None,
@@ -3646,9 +3647,10 @@ class Candidate(NamedTuple):
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
     """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
     model, given = d.model, args.given
-    gpus = [d.gpu] if "gpu" in given or "gpu_bandwidth" in given else [
-        gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
-        if not args.prices or row["name"] in args.prices]
+    priced = set(args.prices or ()) - {""}
+    fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
+    gpus = [d.gpu] if fixed else [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
+                                  if not priced or row["name"] in priced]
     weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
     if not {"weights", "weight_bytes"} & given:
         weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
@@ -3659,7 +3661,9 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
     for gpu in gpus:
         for tp, dp, ep in layouts(d, given, gpu):
             for stored, size, source, share in weights:
-                if stored.name in ("fp8", "nvfp4") and stored.compute not in gpu.flop_s:
+                nvidia = gpu.arch.startswith("Blackwell")
+                if (stored.name == "fp8" and "fp8" not in gpu.flop_s) or (
+                        stored.name == "nvfp4" and not nvidia):
                     continue  # the memory alone is int4's to save
                 compute = stored.compute if stored.compute in gpu.flop_s else "bf16"
                 found += [d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, weights=stored, compute=compute,
@@ -3689,8 +3693,22 @@ def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> L
             gpus = plan.replicas * other.replica_gpus
             price = price_of(args, other.gpu.name)
             found.append(Candidate(other, plan, gpus, price and price * gpus))
-    return sorted(found, key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
-                                        -c.d.weight_bytes, -c.d.kv.bytes))
+    found.sort(key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
+                              -c.d.weight_bytes, -c.d.kv.bytes))
+    return startable(found, args)
+
+
+def startable(found: Sequence[Candidate], args: Any) -> List[Candidate]:
+    """The candidates, without those before the best of each GPU that the engine would refuse."""
+    kept: List[Candidate] = []
+    seen: Set[str] = set()
+    for c in found:
+        if c.d.gpu.name not in seen:
+            if engine_answer(c.d, settings_of(c.d, args, c.plan)).refusals:
+                continue
+            seen.add(c.d.gpu.name)
+        kept.append(c)
+    return kept
 
 
 # ---- 9. The sections of the answer -------------------------------------------------------------
@@ -3714,6 +3732,7 @@ class Case(NamedTuple):
     batch: int  # that run at once: as asked, but never more than the limit
     cal: Calibration = UNFITTED
     plan: Optional[Plan] = None  # where a load or SLO is asked about
+    searched: bool = False
     ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
     tables: Mapping[str, Any] = {}  # of presets.json
 
@@ -4644,7 +4663,8 @@ def say_engine(case: Case, answer: Answer) -> None:
         ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
         ("CUDA graphs", m.graphs_bytes)) if size]
     basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
-    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
+    own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
+    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
              f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
              f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
              f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
@@ -4785,9 +4805,15 @@ def say_plan(case: Case, answer: Answer) -> None:
     if plan is None:
         return
     answer.lines.append("")
-    for say in (plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_configure,
-                plan_measure, plan_scale_out, plan_watch, plan_report):
+    steps = (plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_configure,
+             plan_measure, plan_scale_out, plan_watch, plan_report)
+    shown = {plan_collect, plan_fit, plan_scale_out} if plan.binding == "weights" else {
+        plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_scale_out}
+    for say in steps:
+        kept = len(answer.lines)
         say(case, plan, answer)
+        if plan.sustained is None and say not in shown:
+            del answer.lines[kept:]  # the JSON keeps its keys
     answer.lines.append("")
 
 
@@ -4838,13 +4864,16 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.kv_holds", held >= wanted)
     least = (math.ceil(wanted / plan.kv_tokens_per_replica) if plan.kv_tokens_per_replica else None)
     answer.add("plan.replicas_for_kv", least)
-    verdict = ("hold them" if held >= wanted else "do NOT: "
-               + (f"{least} would by this rule" if least else "nothing fits"))
+    verdict = "hold them" if held >= wanted else "do NOT hold them by this rule"
+    if not plan.replicas:
+        answer.say("2 FIT", f"one replica holds {count(plan.kv_tokens_per_replica)} KV tokens; a "
+                   f"request takes {count(load.context_tokens)} on average")
+        return
     answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
-               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}; {plan.replicas} "
-               f"replicas of {count(plan.kv_tokens_per_replica)} {verdict}")
+               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least {least} "
+               f"replicas of {count(plan.kv_tokens_per_replica)}; {plan.replicas} {verdict}")
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
@@ -4889,7 +4918,9 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
                           "wait and prompt length as independent")
         line += f"; expected p99 with queueing {scaled(ttft, 's')} at the planned load"
     if load.slo_ttft_s < math.inf:
-        room = "fits" if warm < load.slo_ttft_s else "does NOT fit: TP, CP, caching, or P/D"
+        room = ("does NOT fit: TP, CP, caching, or P/D" if warm > load.slo_ttft_s else
+                "fits only with the prefix cached" if cold > load.slo_ttft_s else
+                "fits, with little room to queue" if cold > load.slo_ttft_s / 2 else "fits")
         line += f"; SLO {scaled(load.slo_ttft_s, 's')}: floor {room}"
     answer.say("4 TTFT FLOOR", line)
 
@@ -4903,6 +4934,12 @@ def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
         "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
     if d.kv.bytes <= 1:
         flags["kv-cache-dtype"] = d.kv.name
+    if d.weights.bytes < 2 and d.model.native != d.weights.name:
+        flags["quantization"] = d.weights.name
+    if d.dp > 1:
+        flags["data-parallel-size"] = d.dp
+    if d.ep > 1:
+        flags["enable-expert-parallel"] = True
     return flags
 
 
@@ -4923,7 +4960,8 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
              f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
              f"chunk holds every stream up {scaled(stall, 's')})"]
     if load.shared_tokens:
-        lines.append("prefix caching on: the shared part is prefilled once a replica")
+        lines.append("prefix caching on, behind a prefix-aware router: the shared part is "
+                     "prefilled once a replica")
     if plan.binding == "kv" and case.d.kv.bytes > 1:
         lines.append("KV-bound: --kv fp8 would hold twice the tokens, after an accuracy check")
     answer.say("5 CONFIGURE", *lines)
@@ -4953,8 +4991,8 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     if best is None:
         answer.add("plan.replicas", 0)
         answer.add("plan.spares", 0)
-        answer.say("7 SCALE OUT", f"not even one request at a time meets this: {plan.binding} "
-                   f"breaks first; {LIMIT_KNOBS[plan.binding]}")
+        answer.say("7 SCALE OUT", "not even one request at a time meets this: "
+                   f"{LIMIT_NAMES[plan.binding]} gives way first; {LIMIT_KNOBS[plan.binding]}")
         return
     answer.add("plan.batch_sustained", best.batch, "requests", source=PLAN_SOURCE)
     if load.rate_rps:
@@ -4976,14 +5014,23 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, answer))
+    if plan.max_num_seqs < best.batch:
+        capped = Replica(case.d, load, case.cal).at(plan.max_num_seqs)
+        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(capped.rate_rps)} req/s: "
+                     "enough for the plan, to be raised where a replica must carry more")
+    if plan.replicas > 1 and load.rate_rps:
+        lines.append(f"with one replica down the others run at "
+                     f"{load.rate_rps / (plan.replicas - 1) / rate:.0%} of what they sustain")
     lines += [disaggregation_text(case, plan, answer), speculation_text(case, plan, answer)]
     answer.say("7 SCALE OUT", *lines)
 
 
-LIMIT_NAMES = {"kv": "the KV pool", "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
+LIMIT_NAMES = {"weights": "the GPU's memory, by the weights alone,", "kv": "the KV pool",
+               "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
                "tpot": f"{TPOT_MARGIN:.0%} of the TPOT SLO", "e2e": f"{TPOT_MARGIN:.0%} of the E2E "
                "SLO"}
-LIMIT_KNOBS = {"kv": "--kv fp8, more TP, fewer weight bytes",
+LIMIT_KNOBS = {"weights": "more TP, fewer weight bytes, a larger GPU (WOULD DO, above)",
+               "kv": "--kv fp8, more TP, fewer weight bytes",
                "max_num_seqs": "raise --max-num-seqs",
                "ttft": "TP or CP, FP8 weights, prefix caching, P/D disaggregation",
                "tpot": "more TP, fewer weight bytes, speculative decoding, more bandwidth",
@@ -5064,18 +5111,22 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
         return
     answer.lines.append("")
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    answer.say("PLAN", f"{plan.replicas} replicas of {d.model.name} on {d.replica_gpus}x "
-               f"{d.gpu.title} each ({layout_text(d)}, weights {d.weights.name}, KV {d.kv.name}), "
-               f"{plan.replicas * d.replica_gpus} GPUs; {plan.spares} more replica for N+1")
+    answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
+               f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(d)}, weights "
+               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; {plan.spares} more replica for N+1")
+    expected = plan.steady.rate_rps * plan.steady.e2e_s * plan.replicas
     answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
-               f"in, {count(load.output_len.mean)} out: about {count(plan.in_flight)} at once")
+               f"in, {count(load.output_len.mean)} out: about {count(expected)} at once expected, "
+               f"{count(plan.in_flight)} planned for")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
                f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
                f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}), TTFT p99 "
                f"{scaled(plan.steady.ttft_p99_s, 's')}: an estimate until measured")
     answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica, where "
                f"{LIMIT_NAMES[plan.binding]} gives way; planned at {HEADROOM:.0%} of it")
-    answer.say("COST", *(cost[:1] or ["no price given: --gpu-price"]))
+    price = case.args.gpu_price
+    spare = f"; ${price * d.replica_gpus:.2f}/h more for the spare" if price else ""
+    answer.say("COST", (cost[0] if cost else "no price given: --gpu-price") + spare)
 
 
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
@@ -5120,32 +5171,37 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
-                         "tokens", source="KV pool and TPOT SLO, by bisection")
+                         "tokens", source="every limit of the fixed point, prompts scaled, by "
+                         "bisection")
     lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
-             f"{'s' * (d.replicas > 1)}; longest context with {asked} in flight: "
+             f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = case.ranked[0]
         answer.add("plan.inverse.cheapest_gpu", top.d.gpu.name)
+        lines.append(f"cheapest GPU: {top.d.gpu.name}" if top.per_hour else
+                     f"fewest GPUs: {top.d.gpu.name}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
 
 def longest_context(case: Case, plan: Plan, batch: int) -> int:
-    """The longest history at which so many in flight keep the KV pool and the TPOT SLO [tokens]."""
-    d = case.d
-    low, high = 0, d.model.max_len or 2**20
+    """The longest mean request, prompts growing alone, at which so many in flight keep every limit
+    [tokens]; 0 where none does."""
+    load, low, high = plan.load, 0.0, (case.d.model.max_len or 2**20) / plan.load.input_len.mean
+    for _ in range(20):
+        middle = (low + high) / 2
+        one = load.input_len
 
-    def holds(tokens: int) -> bool:
-        other = d._replace(history_tokens=float(tokens))
-        return (sequence_bytes(d, tokens) * batch / d.attention_dp <= case.memory.pool_bytes
-                and expected_step_s(other, batch, case.cal)
-                <= plan.load.slo_tpot_s * TPOT_MARGIN)
+        def quantile(q: float, one: Lengths = one, times: float = middle) -> float:
+            return one.quantile(q) * times
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+        prompts = Lengths(one.text, one.mean * middle, quantile)
+        other = load._replace(input_len=prompts, shared_tokens=min(load.shared_tokens, int(
+            max(0.0, prompts.mean - 1))))
+        held = not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
+        low, high = (middle, high) if held else (low, middle)
+    return int(low * load.input_len.mean + load.output_len.mean) if low > 1e-4 else 0
 
 
 def candidate_row(c: Candidate) -> Dict[str, Any]:
@@ -5171,6 +5227,9 @@ SEARCH = (
 def say_search(case: Case, answer: Answer) -> None:
     """The cheapest deployments that meet the load, best of each GPU first."""
     if not case.ranked:
+        if case.searched:
+            answer.say("SEARCH", "none of the deployments tried meets this load; one is answered "
+                       "below to show what breaks")
         return
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
@@ -6382,8 +6441,9 @@ SETTINGS = (
             "No CUDA graphs: for debugging"),
     Setting("load_format", "Cold start", "--load-format", "--load-format", "",
             "runai_streamer streams weights from storage"),
-    Setting("metrics", "Nothing: what autoscaling and alerts read", "", "--enable-metrics", "",
-            "", "vLLM always serves /metrics"),
+    Setting("metrics", "Nothing: what autoscaling and alerts read", "", "--enable-metrics",
+            "return_perf_metrics", "", "vLLM always serves /metrics"),
+    Setting("iteration_metrics", "", "", "", "enable_iter_perf_stats"),
     Setting("trust", "Nothing: the tokenizer is the checkpoint's own code",
             "--trust-remote-code", "--trust-remote-code", "--trust_remote_code"),
 )
@@ -6572,7 +6632,7 @@ def _option_values(launch: Launch) -> Values:
     """What the question involves: precision, caching, speculation, adapters, transfer, loading."""
     d, on = launch.d, _switch(launch)
     values: Values = {
-        "metrics": ("", "queue depth, token usage"),
+        "metrics": (on, "queue depth, token usage"), "iteration_metrics": (on, "the same"),
         ("prefix_caching" if launch.prefix_caching else "no_prefix_caching"): (
             on, "a shared prefix is prefilled once" if launch.prefix_caching else "every prompt "
             "prefilled, for a clean benchmark")}
@@ -6796,7 +6856,9 @@ def say_launch(case: Case, answer: Answer) -> None:
     notes = answer.add("engine.launch_notes", launch_notes(launch))
     answer.lines.append("")
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
-    copies = f", one of {case.plan.replicas} replicas" if case.plan and case.plan.replicas else ""
+    asked = case.plan.replicas if case.plan else 0
+    copies = (f", {case.d.replicas} replicas in one command, {asked} planned" if asked
+              and case.d.replicas > 1 else f", one of {counted(asked, 'replica')}" if asked else "")
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
@@ -7181,7 +7243,7 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     need = needed_context(case)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
-        yield Advice(flag("ctx"), had.get("ctx"), str(most), "max context: one request of "
+        yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one request of "
                      f"{count(d.ctx_tokens)} does not fit the KV pool, the engine refuses to start")
     elif not had.get("ctx"):
         own = f"the model's own {count(d.model.max_len)}" if d.model.max_len else "the model's own"
@@ -7343,12 +7405,13 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
     """The whole answer about one deployment; about the cheapest one where a search is asked."""
     engine, load = args.engine or "vllm", load_of(args)
     ranked: List[Candidate] = []
-    if load and not args.measured and not {"tp", "weights", "weight_bytes"} & args.given:
+    searched = load and not args.measured and "tp" not in args.given
+    if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
     cal = calibration_of(d, engine, tables)
-    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables,
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=bool(searched),
                                      plan=load and plan_of(d, load, cal, engine))
     answer = Answer()
     for section in SECTIONS:
@@ -7769,6 +7832,13 @@ def load_of(args: Any) -> Optional[Load]:
                 e2e, args.max_num_seqs or SEQS_MOST)
 
 
+def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
+    """Raise UserError where --gpu-price names a GPU that is not known."""
+    for name in set(args.prices or ()) - {"", args.gpu}:
+        with_name = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
+        args.prices[with_name] = args.prices[name]
+
+
 def price_of(args: Any, gpu: str) -> Optional[float]:
     """Price of an hour of this GPU [$], or None where none was given."""
     return (args.prices or {}).get(gpu, (args.prices or {}).get(""))
@@ -7777,6 +7847,7 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     use_workload(args, tables)
+    check_prices(args, tables)
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
     links = tables.get("links", [])
