@@ -2024,6 +2024,7 @@ class Gpu(NamedTuple):
     pcie: Optional[Link]  # between the GPUs of a server that no such link joins
     note: str
     arch: str = ""  # generation: Ampere, Hopper ...
+    vendor: str = ""
     torch_bytes: float = 0.0  # what an engine sees of the memory, and multiplies by its share
 
 
@@ -2155,7 +2156,7 @@ def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
                    {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
                    parse_rate(row["link"], links) if row["link"] else None, row["domain"],
                    parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""),
-                   row.get("arch", ""),
+                   row.get("arch", ""), row.get("vendor", ""),
                    row.get("torch_gib", row["memory_mib"] / KIB * TORCH_SHARE) * GIB)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"presets.json: the GPU {row['name']!r} is broken "
@@ -3460,7 +3461,13 @@ class Load(NamedTuple):
     slo_ttft_s: float  # p99; infinite where not asked, as the next two
     slo_tpot_s: float
     slo_e2e_s: float
-    max_num_seqs: int
+    given_seqs: Optional[int]  # --max-num-seqs
+    given_chunk: Optional[int]  # --max-num-batched-tokens
+
+    @property
+    def slots(self) -> int:
+        """Most that may run at once."""
+        return self.given_seqs or SEQS_MOST
 
     @property
     def fresh_tokens(self) -> float:
@@ -3475,7 +3482,7 @@ class Load(NamedTuple):
     @property
     def chunk_tokens(self) -> int:
         """Tokens a step: fewer, the stricter the inter-token latency."""
-        return next(tokens for most_s, tokens in CHUNKS if self.slo_tpot_s <= most_s)
+        return self.given_chunk or next(n for most_s, n in CHUNKS if self.slo_tpot_s <= most_s)
 
 
 class Steady(NamedTuple):
@@ -3485,7 +3492,7 @@ class Steady(NamedTuple):
     rate_rps: float
     tpot_s: float
     ttft_p99_s: float
-    prefill_share: float  # of the replica's time
+    prefill_share: float  # of the replica's busy time
     e2e_s: float  # mean
 
 
@@ -3527,7 +3534,9 @@ class Replica:
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
-        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
+        decode_each_s = self.output * decode_s / max(1.0, batch)
+        share = self.prefill_s / (self.prefill_s + decode_each_s)
+        return Steady(batch, rate, tpot, wait + own + tail, share, e2e)
 
     def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
         """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
@@ -3549,7 +3558,7 @@ class Replica:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
         for name, over in (("kv", batch > self.kv_seqs),
-                           ("max_num_seqs", batch > load.max_num_seqs),
+                           ("max_num_seqs", batch > load.slots),
                            ("tpot", steady.tpot_s > load.slo_tpot_s * margin),
                            ("e2e", steady.e2e_s > load.slo_e2e_s * margin),
                            ("ttft", steady.ttft_p99_s > load.slo_ttft_s)):
@@ -3559,7 +3568,7 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        low, high = 0.0, min(self.kv_seqs, self.load.slots) + 1.0
         for _ in range(14):
             middle = (low + high) / 2
             low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
@@ -3609,30 +3618,39 @@ def rounded_up(value: float, step: int) -> int:
     return math.ceil(value / step - 1e-9) * step
 
 
+LOOSE = 4.0  # an SLO over so many times what is sustained says nothing of the time in the system
+
+
 def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     """The plan of one deployment for a load.
 
     in_flight: Little's L over the fleet, with TTFT_ALLOWANCE_S and TPOT_MARGIN of the TPOT SLO (the
-    expected TPOT where there is none). replicas: ceil(rate / sustained / HEADROOM).
+    expected TPOT where there is none, or a loose one). replicas: ceil(rate / sustained / HEADROOM).
     Source: the runbook of the README; Little 1961.
     """
-    replica = Replica(d, load, cal)
+    replica, memory = Replica(d, load, cal), memory_of(d)
     best, binding = replica.sustained()
-    tpot = (load.slo_tpot_s * TPOT_MARGIN if load.slo_tpot_s < math.inf
-            else best.tpot_s if best else 0.0)
+    longest = longest_request(load.input_len, load.output_len)
+    if d.model.max_len:
+        longest = min(longest, d.model.max_len)
+    if memory.pool_bytes <= 0:
+        binding = "weights"
+    elif sequence_bytes(d, longest) > memory.pool_bytes:
+        best, binding = None, "max_model_len"
     rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
-                else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
-    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
+                else max(1, math.ceil(rate / best.rate_rps / HEADROOM - 1e-9)))
     fleet = d.replicas if d.replicas > 1 else replicas
-    seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
-    memory = memory_of(d)
-    binding = "weights" if memory.pool_bytes <= 0 else binding
+    steady = replica.at_rate(rate / replicas) if best and replicas else None
+    tpot = load.slo_tpot_s * TPOT_MARGIN
+    if best and steady and tpot > LOOSE * best.tpot_s:
+        tpot = steady.tpot_s
+    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot) if best else 0.0
+    seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
+               rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
-                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
-                replica.at_rate(rate / replicas) if replicas else None,
-                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
-                max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
+                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0, steady,
+                longest, load.given_seqs or min(seqs, SEQS_MOST), load.chunk_tokens)
 
 
 class Candidate(NamedTuple):
@@ -3644,13 +3662,18 @@ class Candidate(NamedTuple):
     per_hour: Optional[float]
 
 
+RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("nvidia",)}  # vendors
+
+
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
     """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
     model, given = d.model, args.given
     priced = set(args.prices or ()) - {""}
     fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
+    runs = RUNS_ON[args.engine or "vllm"]
     gpus = [d.gpu] if fixed else [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
-                                  if not priced or row["name"] in priced]
+                                  if row["name"] in priced or (not priced
+                                                               and row["vendor"] in runs)]
     weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
     if not {"weights", "weight_bytes"} & given:
         weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
@@ -3901,7 +3924,9 @@ def kind_text(d: Deployment, cache: Cache) -> str:
 
 def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
     """The steps from one kind of layer to its share of a sequence; and MHA against GQA."""
-    answer.add(f"kv.{cache.kind}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens),
+    alike = [c for c in d.model.caches if c.kind == cache.kind]
+    kind = cache.kind + (f"_{alike.index(cache) + 1}" if cache != alike[0] else "")
+    answer.add(f"kv.{kind}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens),
                "B", CACHE_FORMULA, "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA "
                "latent: DeepSeek-V2 (2405.04434)", **cache_terms(cache, d, d.ctx_tokens))
     if cache.kind == "mla":
@@ -3909,7 +3934,7 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
                    "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
                    "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
                    kv_bytes=d.kv.bytes)
-    if cache.kind == "full" and d.model.heads > cache.heads > 0:
+    if kind == "full" and d.model.heads > cache.heads > 0:
         for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
             answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
                        * d.kv.bytes, "B", "layers * heads * elements * kv_bytes",
@@ -4664,8 +4689,8 @@ def say_engine(case: Case, answer: Answer) -> None:
         ("CUDA graphs", m.graphs_bytes)) if size]
     basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
-             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
+             f"{m.total_bytes / GIB:.2f} at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
              f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
              f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
@@ -4833,7 +4858,8 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.mean_rate_rps", load.mean_rate_rps, "req/s", source="--mean-rate")
     for name, value in (("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s),
                         ("e2e", load.slo_e2e_s)):
-        answer.add(f"plan.slo_{name}_s", value, "s", source=f"--slo-{name}-ms, p99")
+        answer.add(f"plan.slo_{name}_s", value if value < math.inf else None, "s",
+                   source=f"--slo-{name}-ms, p99")
     answer.add("plan.input_len", load.input_len.text)
     answer.add("plan.output_len", load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
@@ -4936,16 +4962,23 @@ def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
         flags["kv-cache-dtype"] = d.kv.name
     if d.weights.bytes < 2 and d.model.native != d.weights.name:
         flags["quantization"] = d.weights.name
-    if d.dp > 1:
+    if d.attention_dp > 1:
         flags["data-parallel-size"] = d.dp
     if d.ep > 1:
         flags["enable-expert-parallel"] = True
     return flags
 
 
+def rejected_share(case: Case, plan: Plan) -> float:
+    """Share of the requests that are longer than the model's own context, by mean outputs."""
+    most = (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    return sum(plan.load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000
+
+
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
     load = plan.load
+    rejected = answer.add("plan.rejected_share", rejected_share(case, plan))
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
                source="p99.9 input + p99.9 output, up to a multiple of 1,024")
     answer.add("plan.max_num_seqs", plan.max_num_seqs, "sequences", source="in flight a replica x "
@@ -4959,6 +4992,9 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
              f"{plan.max_num_seqs} ({count(plan.in_flight / max(1, plan.fleet))} in flight x "
              f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
              f"chunk holds every stream up {scaled(stall, 's')})"]
+    if rejected:
+        lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
+                     f"{count(case.d.model.max_len)} tokens: the engine rejects them")
     if load.shared_tokens:
         lines.append("prefix caching on, behind a prefix-aware router: the shared part is "
                      "prefilled once a replica")
@@ -5025,11 +5061,13 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("7 SCALE OUT", *lines)
 
 
-LIMIT_NAMES = {"weights": "the GPU's memory, by the weights alone,", "kv": "the KV pool",
+LIMIT_NAMES = {"max_model_len": "the KV pool, by one longest request (p99.9) alone,",
+               "weights": "the GPU's memory, by the weights alone,", "kv": "the KV pool",
                "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
                "tpot": f"{TPOT_MARGIN:.0%} of the TPOT SLO", "e2e": f"{TPOT_MARGIN:.0%} of the E2E "
                "SLO"}
-LIMIT_KNOBS = {"weights": "more TP, fewer weight bytes, a larger GPU (WOULD DO, above)",
+LIMIT_KNOBS = {"max_model_len": "more TP, --kv fp8, fewer weight bytes, shorter requests",
+               "weights": "more TP, fewer weight bytes, a larger GPU (WOULD DO, above)",
                "kv": "--kv fp8, more TP, fewer weight bytes",
                "max_num_seqs": "raise --max-num-seqs",
                "ttft": "TP or CP, FP8 weights, prefix caching, P/D disaggregation",
@@ -5112,8 +5150,9 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     answer.lines.append("")
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
     answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
-               f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(d)}, weights "
-               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; {plan.spares} more replica for N+1")
+               f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
+               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; "
+               f"{plan.spares} more replica for N+1")
     expected = plan.steady.rate_rps * plan.steady.e2e_s * plan.replicas
     answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
                f"in, {count(load.output_len.mean)} out: about {count(expected)} at once expected, "
@@ -5324,7 +5363,7 @@ def flag_text(name: str, value: Any) -> Any:
         return value.name
     if isinstance(value, tuple):  # a version
         return ".".join(map(str, value))
-    return portable(value) if name == "config" else value
+    return portable(value) if name in ("config", "spec-model") else value
 
 
 def portable(path: str) -> str:
@@ -5343,8 +5382,10 @@ def saved_flags(case: Case) -> Dict[str, Any]:
     if args.gpu_price:
         found["gpu-price"] = args.gpu_price
     if case.ranked:  # what the search chose
-        found.update(gpu=d.gpu.name, tp=d.tp, dp=d.dp, ep=d.ep, weights=d.weights.name,
-                     kv=d.kv.name)
+        found.update(tp=d.tp, dp=d.dp, ep=d.ep)
+        chosen = {"weights": ("weight-bytes", d.weights.name), "kv": ("kv-bytes", d.kv.name),
+                  "gpu": ("gpu-bandwidth", d.gpu.name)}
+        found.update({name: value for name, (other, value) in chosen.items() if other not in found})
     return found
 
 
@@ -5408,6 +5449,7 @@ def write_json(path: str, value: Any) -> None:
 # --measured: a loadgen run folder beside the bound and the expectation.
 
 NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
+POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
         "ttft_s.p99")
@@ -5436,7 +5478,8 @@ def deployed_argv(folder: str) -> List[str]:
                         "names one; name the model and its flags beside --measured")
     known = {name[2:] for name in FLAG_NAMES} - set(NOT_SAVED) | {"model"}
     odd = [name for name, value in flags.items()
-           if name not in known or not isinstance(value, (str, int, float))]
+           if name not in known or not isinstance(value, str if name == "model" else (
+               str, int, float))]
     if odd:
         raise UserError(f"{folder}/deploy.json: flag {_shown(odd[0])} is not known here; was it "
                         "written by another version?")
@@ -5455,14 +5498,14 @@ def use_run_lengths(args: Any) -> None:
 
 
 def told_number(run: Mapping[str, Any], name: str) -> Optional[float]:
-    """A number of summary.json by its dotted name: None where absent or null, inf where failures
-    reach it. UserError where it is no number."""
+    """A number of summary.json by its dotted name: None where absent or null; a latency is inf
+    where failures reach it. UserError where it is no number."""
     value: Any = run
     for key in name.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if value is None:
         return None
-    if value == "inf":
+    if value == "inf" and "_s." in name:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < ABSURD:
         raise UserError(f"summary.json: {name} is {_shown(value)}; expected a number, not negative")
@@ -5513,8 +5556,8 @@ def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str,
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
         row["implied_mfu"] = (step.compute_s + prefill_share_s(d, seqs)) / tpot
     row["meets_slo"] = None if attained is None else attained >= target
-    row["trusted"] = bool(row["completed"] and row["implied_mbu"]
-                          and row["verdict"] not in NOT_TRUSTED)
+    row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
+                          and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
     return {key: "inf" if value == math.inf else value for key, value in row.items()}
 
 
@@ -5703,6 +5746,7 @@ class Metrics(NamedTuple):
     tpot_text: str
     preempted: str  # an expression that is above zero while sequences lose their KV
     switch: str  # what has to be on for it
+    e2e: str
 
 
 # Source: the engines' pages on production metrics; tensorrt_llm/metrics/collector.py.
@@ -5710,23 +5754,25 @@ METRICS = {
     "vllm": Metrics("vllm:num_requests_waiting", "vllm:num_requests_running",
                     "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds",
                     "vllm:request_time_per_output_token_seconds", "TPOT",
-                    "sum(increase(vllm:num_preemptions_total{of}[5m]))", "nothing: on by default"),
+                    "sum(increase(vllm:num_preemptions_total{of}[5m]))", "nothing: on by default",
+                    "vllm:e2e_request_latency_seconds"),
     "sglang": Metrics("sglang:num_queue_reqs", "sglang:num_running_reqs", "sglang:token_usage",
                       "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds",
                       "inter-token latency (SGLang has no TPOT of requests)",
                       "sum(increase(sglang:num_retracted_requests_total{of}[5m]))",
-                      "--enable-metrics"),
+                      "--enable-metrics", "sglang:e2e_request_latency_seconds"),
     "trtllm": Metrics("trtllm_num_requests_waiting", "trtllm_num_requests_running",
                       "trtllm_kv_cache_utilization", "trtllm_time_to_first_token_seconds",
                       "trtllm_time_per_output_token_seconds", "TPOT",
                       "sum(trtllm_num_paused_requests{of})",
                       "return_perf_metrics and enable_iter_perf_stats: true in its YAML; scrape "
-                      "/prometheus/metrics")}
+                      "/prometheus/metrics", "trtllm_e2e_request_latency_seconds")}
 STORAGE_ASSUMED_BYTES_S = GIGA  # object storage
 PULL_ASSUMED_S = 60.0  # an engine's image is about 10 GB
 INIT_ASSUMED_S = (100.0, 200.0)  # TP=1, wider: measured 94 s (8B, L40S), 205 s (70B FP8, TP=8)
 DETECT_S = 60.0  # scrape and polling intervals of 15 s, a rule's window of 30 s
 KV_MOST = 0.8  # of the pool: past it a burst preempts
+KV_LEAST = 0.3  # under it a trigger would fire on next to nothing
 KV_ALERT = 0.95
 
 
@@ -5776,17 +5822,20 @@ def scaling_of(case: Case, plan: Plan, best: Steady, cold_s: float, answer: Answ
     most = answer.add("autoscale.max_replicas", max(least, plan.replicas + plan.spares), "replicas",
                       "max(least, replicas + spares)", "the plan, with its spare", least=least,
                       replicas=plan.replicas, spares=plan.spares)
-    in_flight = answer.add("autoscale.in_flight_per_replica", calm.rate_rps * calm.e2e_s,
-                           "requests", "rate * e2e_s", LITTLE, rate=calm.rate_rps,
-                           e2e_s=calm.e2e_s)
-    spare_s = load.slo_ttft_s - calm.ttft_p99_s if load.slo_ttft_s < math.inf else lead
-    queue = answer.add("autoscale.queue_per_replica", max(1, math.floor(spare_s * rate)),
-                       "requests", "max(1, spare_s * rate // 1)", "the queue that takes what the "
-                       "TTFT SLO leaves (without one: what arrives in the lead time)",
-                       spare_s=spare_s, rate=rate)
-    kv = answer.add("autoscale.kv_share", min(KV_MOST, calm.batch * case.d.history_tokens
-                                              / plan.kv_tokens_per_replica), "",
-                    "min(most, batch * history / kv_tokens)", "KV held at that load", most=KV_MOST,
+    in_flight = answer.add(
+        "autoscale.in_flight_per_replica",
+        min(calm.rate_rps * calm.e2e_s, plan.max_num_seqs * HEADROOM), "requests",
+        "min(rate * e2e_s, slots * headroom)", f"{LITTLE}, at most its share of the batch slots",
+        rate=calm.rate_rps, e2e_s=calm.e2e_s, slots=plan.max_num_seqs, headroom=HEADROOM)
+    spare_s = max(0.0, min(load.slo_ttft_s - calm.ttft_p99_s, load.slo_e2e_s - calm.e2e_s, lead))
+    queue = answer.add("autoscale.queue_per_replica", max(1, min(plan.max_num_seqs, math.floor(
+        spare_s * rate))), "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
+        "takes what the SLOs leave, at most as many as there are slots", spare_s=spare_s, rate=rate,
+        slots=plan.max_num_seqs)
+    kv = answer.add("autoscale.kv_share", max(KV_LEAST, min(KV_MOST, calm.batch * (
+        case.d.history_tokens) / plan.kv_tokens_per_replica)), "",
+                    "max(least, min(most, batch * history / kv_tokens))", "KV held at that load, "
+                    "within sense", least=KV_LEAST, most=KV_MOST,
                     batch=calm.batch, history=case.d.history_tokens,
                     kv_tokens=plan.kv_tokens_per_replica)
     return Scaling(cold_s, lead, least, most, in_flight, queue, kv)
@@ -5902,7 +5951,7 @@ def keda_object(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
                       load.slo_ttft_s))
     triggers = [{"type": "prometheus", "name": called, "metricType": kind, "metadata": {
         "serverAddress": "http://prometheus.monitoring.svc:9090", "query": query,
-        "threshold": f"{most:.4g}"}} for called, kind, query, most in asked]
+        "threshold": f"{most:.3f}".rstrip("0").rstrip(".")}} for called, kind, query, most in asked]
     behavior = {
         "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [
             {"type": "Percent", "value": 100, "periodSeconds": 60}]},
@@ -5923,14 +5972,16 @@ def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
     best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
     rows: List[Tuple[str, str, str, str, str]] = []
     for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
-                                   ("Tpot", names.tpot, load.slo_tpot_s)):
-        if slo_s < math.inf:
-            text = "TTFT" if what == "Ttft" else names.tpot_text
+                                   ("Tpot", names.tpot, load.slo_tpot_s),
+                                   ("E2e", names.e2e, load.slo_e2e_s)):
+        if slo_s < math.inf and histogram:
+            text = names.tpot_text if what == "Tpot" else what.upper()
             rows.append((f"{what}P99AboveSlo", f"{quantile_99(histogram, of)} > {slo_s:.4g}", "5m",
                          "page", f"{text} p99 is above the SLO of {scaled(slo_s, 's')}"))
     rows += [
-        ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > {scale.queue}", "2m", "page",
-         f"more than {scale.queue} wait on each replica: the TTFT SLO has no room for it"),
+        ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > "
+         f"{scale.queue / case.d.attention_dp:.4g}", "2m", "page",
+         f"more than {scale.queue} wait on each replica: the SLO has no room for it"),
         ("KvCacheNearlyFull", f"max({names.kv}{of}) > {KV_ALERT}", "5m", "ticket",
          "a replica's KV pool is nearly full: it will preempt"),
         ("Preemptions", f"{names.preempted.replace('{of}', of)} > 0", "5m", "ticket",
@@ -6243,7 +6294,8 @@ def why_replicas(at: Stand) -> Answered:
         return Answered(
             f"Why {counted(d.replicas, 'replica')}?",
             f"as the flags say{held}; --rate and an SLO make a plan",
-            f"it is the least that can be bought{held}; your traffic decides how many")
+            f"{'it is the least that can be bought' if d.replicas == 1 else 'as you asked'}{held}; "
+            "your traffic decides how many")
     rate, each = figure(plan.load.rate_rps), figure(plan.rate_per_replica_rps)
     return Answered(
         f"Why {counted(plan.replicas, 'replica')}?",
@@ -6794,9 +6846,16 @@ def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
     return [*head, " \\\n".join([start, *(f"    {word}" for word in words)])]
 
 
+def one_replica(case: Case) -> Deployment:
+    """The deployment that a command starts: a planned fleet is so many commands of one replica."""
+    fleet = case.plan and case.plan.load.rate_rps and case.d.attention_dp == 1
+    return case.d._replace(dp=1) if fleet else case.d
+
+
 def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
-    d, args, plan = case.d, case.args, case.plan
+    args, plan = case.args, case.plan
+    d = one_replica(case)
     own = settings_of(d, args, plan)
     held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
                * d.attention_dp)
@@ -6857,8 +6916,7 @@ def say_launch(case: Case, answer: Answer) -> None:
     answer.lines.append("")
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
     asked = case.plan.replicas if case.plan else 0
-    copies = (f", {case.d.replicas} replicas in one command, {asked} planned" if asked
-              and case.d.replicas > 1 else f", one of {counted(asked, 'replica')}" if asked else "")
+    copies = f", one of {counted(asked, 'replica')}" if asked else ""
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
@@ -6877,8 +6935,9 @@ def say_launch(case: Case, answer: Answer) -> None:
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    if not case.memory.fits:
-        notes = [*notes, "it does NOT fit: the engine would refuse to start (SHORT, WOULD DO)"]
+    refused = engine_answer(case.d, settings_of(case.d, case.args, case.plan)).refusals
+    if refused:
+        notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
     answer.lines += ["", *"\n".join(lines).split("\n")]
@@ -7243,8 +7302,9 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     need = needed_context(case)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
-        yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one request of "
-                     f"{count(d.ctx_tokens)} does not fit the KV pool, the engine refuses to start")
+        yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one "
+                     f"request of {count(d.ctx_tokens)} does not fit the KV pool, the engine "
+                     "refuses to start")
     elif not had.get("ctx"):
         own = f"the model's own {count(d.model.max_len)}" if d.model.max_len else "the model's own"
         yield Advice(flag("ctx"), None, str(need or d.ctx_tokens), f"max context: not set, so {own}"
@@ -7405,6 +7465,10 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
     """The whole answer about one deployment; about the cheapest one where a search is asked."""
     engine, load = args.engine or "vllm", load_of(args)
     ranked: List[Candidate] = []
+    if load and d.model.max_len and load.context_tokens > d.model.max_len:
+        raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
+                        f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
+                        "another model")
     searched = load and not args.measured and "tp" not in args.given
     if load and searched:
         ranked = search(d, args, load, tables)
@@ -7780,6 +7844,8 @@ def settle(args: Any) -> None:
         args.model = args.compare.pop()  # capacity.py --compare tp=1,2 MODEL
     if args.spec_accept is not None and args.spec_accept_len is not None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
+    if args.compare is not None and args.save:
+        raise UserError("--save writes one deployment, --compare has several; drop one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
     for flag in (flag for flags in FLAGS.values() for flag in flags):
@@ -7829,7 +7895,7 @@ def load_of(args: Any) -> Optional[Load]:
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
     return Load(args.rate, args.mean_rate, args.input_len, args.output_len, shared, ttft, tpot,
-                e2e, args.max_num_seqs or SEQS_MOST)
+                e2e, args.max_num_seqs, args.max_num_batched_tokens)
 
 
 def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
