@@ -36,6 +36,7 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -1724,21 +1725,23 @@ USUAL: Dict[str, Scheme] = {
     "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
     "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
     "bnb": Scheme("int4", 4, 64, 1, 1 + 4 / 256), "mxfp4": MXFP4, "nvfp4": NVFP4}
-BLOCK_FP8_MAKERS = ("Qwen3", "Deepseek", "Glm", "MiniMaxM2", "Kimi")  # their own FP8 checkpoints
-ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
+# attention and Mamba, not the experts that Nemotron-H keeps under its mixer
+ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\.(?!experts|shared_experts|fc).*",)
 
 
 def standard_quant(name: str, model: Model) -> Quant:
     """The quantisation that a checkpoint of this precision usually has; none for 16 bit and more.
 
     MXFP4 is of the routed experts where there are any (gpt-oss), the int4 of a native int4 MoE
-    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit.
+    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit. FP8 has blocks of
+    128 x 128 where the checkpoint itself is FP8; of a 16-bit one the engine makes it at load, with
+    a scale for each output.
     """
     scheme = USUAL.get(name)
     if scheme is None:
         return Quant("", plain_bytes=4 if name == "fp32" else 2, plain=name)
     native = name == SPELLINGS.get(model.native, model.native)
-    if name == "fp8" and (native or model.arch.startswith(BLOCK_FP8_MAKERS)):
+    if name == "fp8" and native:
         scheme = BLOCK_FP8
     if model.experts and (name == "mxfp4" or (name == "int4" and native)):
         experts: Rules = [(EXPERTS, scheme._replace(group=32))]
@@ -2487,6 +2490,26 @@ def memory_of(d: Deployment) -> Memory:
 Version = Tuple[int, ...]  # (0, 10, 1); () = not given
 
 
+class Draft(NamedTuple):
+    """Speculative decoding as an engine is asked for it."""
+
+    method: str = ""  # vLLM's name; "" = none
+    tokens: int = 0  # drafted in a step
+    assumed: bool = False  # the method was not given
+
+
+class Asked(NamedTuple):
+    """How an engine was asked to start; None is the engine's own default."""
+
+    engine: str
+    version: Version
+    max_model_len: int
+    max_num_seqs: Optional[int]
+    max_num_batched_tokens: Optional[int]
+    util: Optional[float]  # of all memory; for SGLang its mem_fraction_static
+    draft: Draft
+
+
 class Settings(NamedTuple):
     """How an engine is started: what was asked for, else its own defaults for this GPU."""
 
@@ -2498,6 +2521,12 @@ class Settings(NamedTuple):
     util: float  # share of memory, in the engine's own sense
     prefix_caching: bool
     block_tokens: int
+    asked: Asked
+
+    @property
+    def draft(self) -> Draft:
+        """Speculative decoding."""
+        return self.asked.draft
 
     @property
     def legacy(self) -> bool:
@@ -2521,32 +2550,113 @@ CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
 
 def settings_of(d: Deployment, args: Any, plan: Optional[Plan] = None) -> Settings:
     """What the flags ask for, else what a plan wants, else the engine's own defaults for this GPU.
+    """
+    seqs, tokens = args.max_num_seqs, args.max_num_batched_tokens
+    if plan:
+        seqs = seqs or plan.max_num_seqs
+        tokens = tokens or max(plan.max_num_batched_tokens, plan.max_num_seqs)
+    longest = plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens
+    engine = args.engine or "vllm"
+    util = None if engine == "sglang" and "util" not in args.given else d.util
+    return engine_settings(d, Asked(engine, args.engine_version or (), longest, seqs, tokens, util,
+                                    draft_of(d, args)))
+
+
+def engine_settings(d: Deployment, asked: Asked) -> Settings:
+    """What was asked for, with the engine's own defaults for this GPU where nothing was.
 
     Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
     """
-    engine, version = args.engine or "vllm", args.engine_version or ()
+    engine, version, longest = asked.engine, asked.version, asked.max_model_len
     memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
-    util = d.util
+    old = () < version < (0, 8)
+    util = asked.util or d.util
     if engine == "sglang":
         tokens, seqs = sglang_defaults(memory, d.tp)
-        tokens = args.max_num_batched_tokens or tokens
-        if "util" not in args.given:
-            util = sglang_fraction(d, version, tokens, seqs)
-    elif () < version < (0, 8):
-        chunked = d.ctx_tokens > CHUNKED_FROM_TOKENS
-        tokens, seqs = 2048 if chunked else max(d.ctx_tokens, 2048), 256
+        if asked.util is None:
+            util = sglang_fraction(d, version, asked.max_num_batched_tokens or tokens, seqs)
+    elif old:
+        tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
         large = memory >= 70 and not a100
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
-    if plan:
-        seqs, tokens = plan.max_num_seqs, max(plan.max_num_batched_tokens, plan.max_num_seqs)
-    longest = plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens
+    if engine == "trtllm":
+        util = trtllm_fraction(d._replace(util=util))
     latent = any(cache.kind == "mla" for cache in d.model.caches)
-    return Settings(engine, version, longest, args.max_num_seqs or seqs,
-                    args.max_num_batched_tokens or tokens, util, True,
-                    64 if latent and engine == "vllm" and not () < version < (0, 8)
-                    else BLOCK_TOKENS[engine])
+    return Settings(engine, version, longest, asked.max_num_seqs or seqs,
+                    asked.max_num_batched_tokens or tokens, util, True,
+                    64 if latent and engine == "vllm" and not old else BLOCK_TOKENS[engine], asked)
+
+
+def trtllm_fraction(d: Deployment) -> float:
+    """TensorRT-LLM's free_gpu_memory_fraction [share] that keeps the budget's KV pool: that pool
+    over all that weights, adapters and reserve leave.
+    """
+    m = memory_of(d)
+    free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+    return min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+
+
+def draft_of(d: Deployment, args: Any) -> Draft:
+    """The speculation that the flags ask for; without a method, what the launch command takes."""
+    if not {"spec_accept", "spec_accept_len", "spec_method"} & args.given:
+        return Draft()
+    method = args.spec_method or ("mtp" if d.model.mtp_layers else
+                                  "eagle3" if args.spec_cost else "ngram")
+    return Draft(method, args.spec_tokens, not args.spec_method)
+
+
+def draft_layers(model: Model, draft: Draft) -> int:
+    """Layers with a KV cache of their own that a drafter adds: MTP's, or EAGLE's one."""
+    return {"mtp": model.mtp_layers, "eagle": 1, "eagle3": 1}.get(draft.method, 0)
+
+
+def drafting(d: Deployment, s: Settings) -> Deployment:
+    """The deployment with the drafter's layers among its caches, each as the model's attention.
+
+    Source: a log of Llama-3.1-8B with EAGLE has 33 layers (tests/data/startup_logs.jsonl).
+    """
+    extra, caches = draft_layers(d.model, s.draft), d.model.caches
+    main = next((c for kind in ("full", "mla", "sliding", "chunked") for c in caches
+                 if c.kind == kind and c.elements), None)
+    if not extra or main is None:
+        return d
+    grown = tuple(c._replace(layers=c.layers + extra)
+                  if c is main or (c.kind == "indexer" and main.kind == "mla") else c
+                  for c in caches)
+    return d._replace(model=d.model._replace(caches=grown))
+
+
+EAGLE3_VOCAB = 32000  # entries of the usual EAGLE-3 head's own vocabulary
+
+
+def draft_bytes(d: Deployment, s: Settings) -> float:
+    """Weights of the drafter on each GPU of the last stage [B], roughly; embedding and head are
+    the target's. 0 for a draft model, whose shapes are not known.
+
+    MTP: the last layer again as the checkpoint stores it, and a 2H x H projection on each rank.
+    EAGLE: one dense 16-bit layer and a projection of 2H (EAGLE-3: 3H, and its own small head).
+    Source: vLLM models/deepseek_mtp.py, llama_eagle.py, llama_eagle3.py.
+    """
+    layers, m, method = draft_layers(d.model, s.draft), d.model, s.draft.method
+    quant = stored_as(d) if method == "mtp" else Quant("")
+    if not layers:
+        return 0.0
+    if quant is None or not m.tensors:
+        return layers * weights_bytes_per_gpu(d) / m.layers / d.stage_share
+    tensors = [t._replace(layers=(m.layers - 1,)) for t in m.tensors if m.layers - 1 in t.layers]
+    wide = 2 * m.hidden
+    if method != "mtp":
+        tensors = [t for t in tensors if t.split != "expert"]
+        if m.experts:
+            tensors += [Tensor("up_proj", (m.layers - 1,), m.hidden, 12 * m.hidden, 1, "tp")]
+    if method == "eagle3":
+        wide += m.hidden
+        tensors += [Tensor("head", (m.layers - 1,), m.hidden, EAGLE3_VOCAB, 1, "tp")]
+    alone = d._replace(pp=1, model=m._replace(tensors=tuple(tensors), vision_params=0))
+    size = _one_stage(alone, quant, 0)
+    return layers * (size.dense_bytes + size.expert_bytes + wide * m.hidden * ACTIVATION_BYTES)
 
 
 class Profile(NamedTuple):
@@ -2616,7 +2726,7 @@ def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
     profile = profile_of(d, s)
     last = stage == d.pp - 1
     return EngineMemory(
-        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), loaded_bytes(d, stage),
+        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), served_bytes(d, s, stage),
         activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
         profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
 
@@ -2681,16 +2791,26 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
 
 
+def served_bytes(d: Deployment, s: Settings, stage: int) -> float:
+    """Weights on a GPU of this stage as loaded, the drafter's with them [B]."""
+    return loaded_bytes(d, stage) + (draft_bytes(d, s) if stage == d.pp - 1 else 0.0)
+
+
 def mxfp4_padding(d: Deployment) -> float:
     """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
     width = next((t.d_out for t in d.model.tensors if t.split == "expert"
                   and t.name.endswith("up_proj")), 0)
-    if d.weights.name != "mxfp4" or stem(d.model.arch) != "gptoss" or not width:
+    if not pads_experts(d) or not width:
         return 1.0
     hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
     padded = (-(-d.model.hidden // hidden_to) * hidden_to
               * -(-(width / d.tp) // width_to) * width_to)
     return padded / (d.model.hidden * width / d.tp)
+
+
+def pads_experts(d: Deployment) -> bool:
+    """Whether the engine pads each rank's MXFP4 experts (gpt-oss), so that any TP divides them."""
+    return d.weights.name == "mxfp4" and stem(d.model.arch) == "gptoss"
 
 
 def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
@@ -2757,7 +2877,7 @@ def kv_groups(d: Deployment, s: Settings) -> Tuple[Tuple[Group, ...], float]:
     rarest kind (the commonest, where that is under 1.5 times it). Before 0.9.2 a window was kept
     whole. Source: vLLM v1/core/kv_cache_utils.py.
     """
-    caches = [c for c in d.model.caches if c.elements or c.state_bytes]
+    caches = [c for c in drafting(d, s).model.caches if c.elements or c.state_bytes]
     if not s.since(0, 9, 2):
         caches = [c._replace(kind="full", window=0) if c.window else c for c in caches]
     kinds = {c.kind if c.kind not in SHARED_KINDS else "full" for c in caches}
@@ -2787,7 +2907,7 @@ def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Setti
     total = 0
     for g in groups:
         if g.kind == "state":
-            need = 2 if s.prefix_caching and s.since(0, 28) else 1
+            need = (2 if s.prefix_caching and s.since(0, 28) else 1) + s.draft.tokens
         elif g.kind == "sliding":
             need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
         elif g.kind == "chunked":
@@ -2813,7 +2933,7 @@ PACKED_SHARE, PACKED_TOKEN_BYTES = 1.24, 8700
 
 def packed_request_bytes(d: Deployment, s: Settings) -> float:
     """What one request of max_model_len takes of a pool with compressed caches, roughly [B]."""
-    return (PACKED_SHARE * sequence_bytes(d, s.max_model_len)
+    return (PACKED_SHARE * sequence_bytes(drafting(d, s), s.max_model_len)
             + PACKED_TOKEN_BYTES * s.max_num_batched_tokens * d.model.layers * d.stage_share)
 
 
@@ -2829,11 +2949,16 @@ def vllm_tokens(pool: Pool, d: Deployment, s: Settings) -> int:
 
 def longest_that_fits(pool: Pool, d: Deployment, s: Settings) -> int:
     """Most tokens of one request, by bisection as the engine does; 0 where none fits."""
-    low, high = 0, s.max_model_len
+    return most_tokens(s.max_model_len, lambda tokens: request_blocks(
+        pool.groups, tokens, d, s) <= pool.blocks - 1)  # one is never used
+
+
+def most_tokens(high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `high` that fits, where fewer tokens always do; 0 for none."""
+    low = 0
     while low < high:
         middle = (low + high + 1) // 2
-        fits = request_blocks(pool.groups, middle, d, s) <= pool.blocks - 1  # one is never used
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 
@@ -2871,7 +2996,7 @@ def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
     """
     context = SGLANG_CONTEXT_GIB * GIB
     free = d.gpu.torch_bytes - context
-    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
     return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
 
 
@@ -2895,114 +3020,230 @@ def sglang_tokens(d: Deployment, available: float) -> int:
 
 def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
     """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
-    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
     peak = activation_bytes(d, s, 0.0)
     other = 0.5 * GIB + comm_bytes(d)
     left = d.gpu.torch_bytes - weights - peak - other
-    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - left * (1 - s.util), weights, peak,
-                        other, 0.0)
+    kept = max(0.0, left) * (1 - s.util)
+    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - kept, weights, peak, other, 0.0)
 
 
 class Refusal(NamedTuple):
-    """Why an engine would not start, and the flag that cures it."""
+    """Why an engine would not start, or not take one request, and the flags that cure it."""
 
+    kind: str  # shard, length, batch, share, room, states
     what: str
-    cure: str
+    cure: str = ""
 
 
-def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) -> List[Refusal]:
-    """Every reason why vLLM would refuse to start this deployment."""
-    found = shard_refusals(d)
-    m = d.model
+def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal]:
+    """Every reason why the engine would refuse this deployment, without cures.
+
+    SGLang and TensorRT-LLM start with a pool under one request; the request is what they refuse.
+    """
+    room = room_refusal(s, found)
+    if s.engine != "vllm":
+        return room
+    m, memory, pool, refused = d.model, found.memory, found.pool, shard_refusals(d)
     if m.max_len and s.max_model_len > m.max_len:
-        found.append(Refusal(f"max_model_len {count(s.max_model_len)} is past the model's "
-                             f"{count(m.max_len)}", f"--max-model-len {m.max_len}"))
+        refused.append(Refusal("length", f"max_model_len {count(s.max_model_len)} is past the "
+                               f"model's {count(m.max_len)}"))
     if s.max_num_seqs > s.max_num_batched_tokens:
-        found.append(Refusal(f"max_num_batched_tokens {s.max_num_batched_tokens} is under "
-                             f"max_num_seqs {s.max_num_seqs}",
-                             f"--max-num-seqs {s.max_num_batched_tokens}"))
+        refused.append(Refusal("batch", f"max_num_batched_tokens {s.max_num_batched_tokens} is "
+                               f"under max_num_seqs {s.max_num_seqs}"))
     if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
-        most = math.floor((1 - CONTEXT_GIB * GIB / memory.total_bytes) * 100) / 100
-        found.append(Refusal("free memory is less than the utilisation asks for",
-                             f"--gpu-memory-utilization {most:g}"))
-    if memory.available_bytes <= pool.block_bytes:
+        refused.append(Refusal("share", "free memory is less than the utilisation asks for"))
+    refused += room
+    if pool and any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
+        refused.append(Refusal("states", f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} "
+                               "state blocks"))
+    return refused
+
+
+def room_refusal(s: Settings, found: EngineAnswer) -> List[Refusal]:
+    """Whether the pool is empty, or under one request of max_model_len."""
+    memory, pool = found.memory, found.pool
+    if memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens:
         needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
-        found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
-                             "weights, activations and buffers", room_cure(d, s)))
-    elif pool.blocks_per_request > pool.blocks - 1:
-        longest = longest_that_fits(pool, d, s)
-        found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
-                             f"--max-model-len {longest}" if longest else room_cure(d, s)))
-    if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
-        found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
-                             "blocks", f"--max-num-seqs {pool.blocks}"))
-    return found
+        return [Refusal("room", f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
+                        "to weights, activations and buffers")]
+    short = (pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1)
+    held = "" if s.engine == "vllm" else f" the pool of {count(found.tokens)}"
+    return [Refusal("room", f"one request of {count(s.max_model_len)} tokens does not fit{held}")
+            ] if short else []
 
 
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
 
 
-ROOM_FLAGS = {  # share of memory, TP, PP, as each engine spells them
-    "vllm": ("--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size"),
-    "sglang": ("--mem-fraction-static", "--tp-size", "--pp-size"),
-    "trtllm": ("--kv_cache_free_gpu_memory_fraction", "--tp_size", "--pp_size")}
+class Way(NamedTuple):
+    """A change that may cure a refusal: flags, and what is deployed and asked for with them."""
+
+    flags: str
+    d: Deployment
+    asked: Asked
 
 
-def room_cure(d: Deployment, s: Settings) -> str:
-    """The flag that makes room for one request: a larger share, more GPUs, or fewer bytes."""
-    share, tp, pp = ROOM_FLAGS[s.engine]
-    tries = [(f"{share} {n / 100:g}", d, s._replace(util=n / 100))
-             for n in range(math.ceil(s.util * 100), 98)]
-    tries += [(f"{tp} {n}", d._replace(tp=n), s) for n in fitting_tp(d.model)
-              if n > d.tp and n & (n - 1) == 0]
-    tries += [(f"{pp} {n}", d._replace(pp=n), s) for n in (2, 4, 8) if d.pp < n <= d.model.layers]
-    tries += [("--quantization fp8", d._replace(weights=WEIGHTS["fp8"]), s)]
-    return next((flag for flag, other, how in tries if holds_one(other, how)),
-                "a larger GPU, or more of them with fewer bytes a weight")
+# How each engine spells them; TensorRT-LLM's share is of other memory, so ours stand for it.
+CURE_FLAGS = {
+    "vllm": {"util": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
+             "pp": "--pipeline-parallel-size", "ctx": "--max-model-len", "seqs": "--max-num-seqs",
+             "weights": "--quantization"},
+    "sglang": {"util": "--mem-fraction-static", "tp": "--tp-size", "pp": "--pp-size",
+               "ctx": "--context-length", "seqs": "--max-running-requests",
+               "weights": "--quantization"},
+    "trtllm": {"util": "--util", "tp": "--tp", "pp": "--pp", "ctx": "--ctx",
+               "seqs": "--max-num-seqs", "weights": "--weights"}}
+NO_CURE = "a larger GPU, or more of them with fewer bytes a weight"
+LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
+CURE_GPUS = 64  # most of one replica that a cure asks for
 
 
-def holds_one(d: Deployment, s: Settings) -> bool:
-    """Whether the pool would hold one request of max_model_len."""
-    room = [memory.available_bytes for memory in engine_stages(d, s, None, None)]
-    if s.engine != "vllm" or any(c.every > 1 for c in d.model.caches):
-        return min(room) >= sequence_bytes(d, s.max_model_len)
-    pool = vllm_pool(d, s, room)
-    return min(room) > 0 and pool.blocks_per_request < pool.blocks
+def cure_of(refusal: Refusal, d: Deployment, found: EngineAnswer, logged: Logged) -> str:
+    """The first flags after which this refusal is gone and no other has come.
+
+    So cures that are taken in turn end. NO_CURE where none is found.
+    """
+    before = {r.kind for r in found.refusals}
+    for way in WAYS[refusal.kind](d, found):
+        same = (way.d.tp, way.d.pp, way.d.ep, way.d.weights) == (d.tp, d.pp, d.ep, d.weights)
+        after = reckon(way.d, engine_settings(way.d, way.asked),
+                       logged if same else logged._replace(weights_bytes=None))
+        if {r.kind for r in after.refusals} <= before - {refusal.kind}:
+            return way.flags
+    first = next(iter(WAYS[refusal.kind](d, found)), None)
+    single = refusal.kind in ("length", "batch", "states") and first is not None
+    return first.flags if first and single else NO_CURE
+
+
+def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
+    """One setting changed: util, ctx or seqs."""
+    flag, asked = CURE_FLAGS[s.engine][key], s.asked
+    if key == "util":
+        return Way(f"{flag} {value:g}", d, asked._replace(util=value))
+    field = {"ctx": "max_model_len", "seqs": "max_num_seqs"}[key]
+    return Way(f"{flag} {int(value)}", d, Asked(**{**asked._asdict(), field: int(value)}))
+
+
+def _moved(d: Deployment, s: Settings, tp: int, pp: int, whole: bool = False) -> Optional[Way]:
+    """The deployment on other GPUs, experts `whole` on each or as they are; None if it cannot."""
+    every = d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
+    other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
+    try:
+        check_layout(other)
+    except UserError:
+        return None
+    names = CURE_FLAGS[s.engine]
+    words = [f"{names['tp']} {tp}"] * (tp != d.tp) + [f"{names['pp']} {pp}"] * (pp != d.pp)
+    return Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
+
+
+def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
+    """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
+    for tp, pp in sizes:
+        for whole in wholes:
+            way = _moved(d, s, tp, pp, whole) if whole or (tp, pp) != (d.tp, d.pp) else None
+            if way and (tp > 1 or not whole):
+                yield way
+
+
+def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """Room for one request: fewer sequences profiled where their number is the engine's own, a
+    shorter context, a larger share, more GPUs, fewer bytes a weight; fewest GPUs first.
+    """
+    s = found.settings
+    fewer = [_asking(d, s, "seqs", n) for n in (256, 128, 64)
+             if n < s.max_num_seqs and s.asked.max_num_seqs is None]
+    yield from fewer
+    longest = longest_request_held(d, found)
+    if longest >= (d.prompt_tokens + d.output_tokens if d.output_tokens else LEAST_CTX):
+        yield _asking(d, s, "ctx", longest)
+    now = s.asked.util or (d.util if s.engine == "trtllm" else s.util)
+    shares = [_asking(d, s, "util", n / 100) for n in range(math.ceil(now * 100 + 1e-9), 98)]
+    modest = [way for way in shares if (way.asked.util or 1) <= 0.95]
+    yield from modest
+    if fewer:
+        yield from (way._replace(flags=f"{fewer[0].flags} {way.flags}", asked=way.asked._replace(
+            max_num_seqs=fewer[0].asked.max_num_seqs)) for way in modest)
+    yield from shares[len(modest):]
+    powers = [2 ** n for n in range(7)]
+    sizes = [(tp, pp) for tp in powers for pp in powers[:4] if d.tp <= tp and d.pp <= pp
+             and tp * pp <= max(CURE_GPUS, 2 * d.tp * d.pp)]
+    yield from _layouts(d, s, sorted(sizes, key=lambda n: (n[0] * n[1], n[1])))
+    if d.weights.bytes >= 2:
+        yield Way(f"{CURE_FLAGS[s.engine]['weights']} fp8", d._replace(
+            weights=WEIGHTS["fp8"], weight_bytes=d.model.params), s.asked)
+
+
+def longest_request_held(d: Deployment, found: EngineAnswer) -> int:
+    """Most tokens of one request that the pool holds; 0 for none."""
+    s, room = found.settings, found.memory.available_bytes
+    if room <= 0:
+        return 0
+    if found.pool:
+        return longest_that_fits(found.pool, d, s)
+    if s.engine == "vllm":
+        return most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
+            d, s._replace(max_model_len=tokens)) <= room)
+    return min(found.tokens, s.max_model_len)
+
+
+def shard_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """Whole experts, fewer TP ranks, with more stages for them, more ranks."""
+    s = found.settings
+    fewer = [n for n in range(d.tp, 0, -1) if d.tp % n == 0]
+    sizes = [(n, d.pp) for n in fewer] + [(n, d.pp * d.tp // n) for n in fewer]
+    more = [(d.tp * n, d.pp) for n in (2, 4, 8) if d.tp * n <= CURE_GPUS]
+    return _layouts(d, s, sizes + more + [(tp // 2, pp * 4) for tp, pp in more if tp % 2 == 0])
+
+
+def share_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """The largest share that is free, by itself or with more room."""
+    total, s = found.memory.total_bytes, found.settings
+    most = _asking(d, s, "util", math.floor((1 - CONTEXT_GIB * GIB / total) * 100) / 100)
+    yield most
+    lower = reckon(d, engine_settings(d, most.asked), Logged())
+    yield from (way._replace(flags=f"{most.flags} {way.flags}") for way in room_ways(d, lower))
+
+
+WAYS: Dict[str, Callable[[Deployment, EngineAnswer], Iterator[Way]]] = {
+    "shard": shard_ways, "share": share_ways, "room": room_ways,
+    "length": lambda d, f: iter([_asking(d, f.settings, "ctx", d.model.max_len)]),
+    "batch": lambda d, f: iter([_asking(d, f.settings, "seqs",
+                                        f.settings.max_num_batched_tokens)]),
+    "states": lambda d, f: iter([_asking(d, f.settings, "seqs", f.pool.blocks if f.pool else 1)])}
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
 
 
 def shard_refusals(d: Deployment) -> List[Refusal]:
-    """Quantised matrices whose TP shard is no whole number of scale blocks or groups.
+    """The first quantised matrix whose TP shard is no whole number of scale blocks or groups.
 
     Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
     """
     quant = stored_as(d)
-    if quant is None or d.tp == 1:
-        return []
-    for _, scheme in quant.rules:
-        for tp in [d.tp, *(n for n in range(d.tp - 1, 0, -1) if not tp_problem(d.model, n))]:
-            odd = odd_shard(d, quant, scheme, tp)
-            if tp == d.tp and not odd:
-                break
-            if tp == d.tp:
-                what = odd
-            elif not odd:
-                split = any(t.name == what and t.split == "expert" for t in d.model.tensors)
-                cure = "--enable-expert-parallel" if split else f"--tensor-parallel-size {tp}"
-                return [Refusal(f"{scheme.label} scales do not divide {what} over TP={d.tp}", cure)]
+    for _, scheme in quant.rules if quant and d.tp > 1 else ():
+        odd = odd_shard(d, quant, scheme) if quant else ""
+        if odd:
+            return [Refusal("shard", f"{scheme.label} scales do not divide {odd} over TP={d.tp}")]
     return []
 
 
-def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
-    """The first matrix of this scheme that TP cuts within a scale's block, or ''."""
+def odd_shard(d: Deployment, quant: Quant, scheme: Scheme) -> str:
+    """The first matrix of this scheme that TP cuts within a scale's block, or ''.
+
+    MXFP4 experts that the engine pads are never cut so.
+    """
+    if scheme.label == "mxfp4" and pads_experts(d):
+        return ""
     for t, _, _, label in stored_weights(d.model.tensors, quant):
         if label != scheme.label or t.split not in ("tp", "kv", "expert"):
             continue
         if t.split == "expert" and d.ep > 1:
             continue
-        ranks = min(tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else tp
+        ranks = min(d.tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else d.tp
         row = t.name.endswith(ROW_PARALLEL)
         size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
         if unit > 1 and (size % ranks or size // ranks % unit):
@@ -3123,37 +3364,51 @@ def dotted(version: Version) -> str:
 class EngineAnswer(NamedTuple):
     """What an engine will log at start-up."""
 
+    settings: Settings
     memory: EngineMemory  # of the poorest stage
     pool: Optional[Pool]  # vLLM's; None for engines without block groups
     tokens: int
     concurrency: float
-    refusals: List[Refusal]
+    refusals: Sequence[Refusal]
     low_bytes: float  # the band of the available KV memory
     high_bytes: float
+
+
+class Logged(NamedTuple):
+    """What a start-up log states, in place of the reckoning [B]."""
+
+    reserve_bytes: Optional[float] = None
+    weights_bytes: Optional[float] = None
 
 
 def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
                   weights: Optional[float] = None) -> EngineAnswer:
     """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
-    stages = engine_stages(d, s, reserve, weights)
+    logged = Logged(reserve, weights)
+    found = reckon(d, s, logged)
+    return found._replace(refusals=[r._replace(cure=cure_of(r, d, found, logged))
+                                    for r in found.refusals])
+
+
+def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
+    """As engine_answer; its refusals have no cures."""
+    stages = engine_stages(d, s, *logged)
     memory = min(stages, key=lambda stage: stage.available_bytes)
-    available = [stage.available_bytes for stage in stages]
-    low, high = available_band(s, memory, reserve is not None)
+    available = memory.available_bytes
+    pool = None
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
-        requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
-        refusals = [] if requests >= 1 else [Refusal(
-            f"one request of {count(s.max_model_len)} tokens does not fit",
-            f"--max-model-len {int(requests * s.max_model_len) or 1}")]
-        return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
-                            shard_refusals(d) + refusals, low, high)
-    if s.engine == "vllm":
-        pool = vllm_pool(d, s, available)
-        return EngineAnswer(memory, pool, vllm_tokens(pool, d, s), pool.concurrency,
-                            refusals_of(d, s, memory, pool), low, high)
-    tokens = sglang_tokens(d, memory.available_bytes)
-    tokens -= tokens % s.block_tokens
-    refusals = [] if tokens else [Refusal("no memory is left for the KV cache", room_cure(d, s))]
-    return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
+        concurrency = max(0.0, available) / packed_request_bytes(d, s)
+        tokens = int(concurrency * s.max_model_len)
+    elif s.engine == "vllm":
+        pool = vllm_pool(d, s, [stage.available_bytes for stage in stages])
+        tokens, concurrency = vllm_tokens(pool, d, s), pool.concurrency
+    else:
+        tokens = sglang_tokens(drafting(d, s), available)
+        tokens -= tokens % s.block_tokens
+        concurrency = tokens / s.max_model_len
+    low, high = available_band(s, memory, logged.reserve_bytes is not None)
+    found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
+    return found._replace(refusals=refusals_of(d, s, found))
 
 
 def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
@@ -3727,7 +3982,7 @@ def startable(found: Sequence[Candidate], args: Any) -> List[Candidate]:
     seen: Set[str] = set()
     for c in found:
         if c.d.gpu.name not in seen:
-            if engine_answer(c.d, settings_of(c.d, args, c.plan)).refusals:
+            if reckon(c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
                 continue
             seen.add(c.d.gpu.name)
         kept.append(c)
@@ -4679,33 +4934,60 @@ def say_engine(case: Case, answer: Answer) -> None:
     log = case.args.startup_log
     if log:
         d, s = as_logged(d, s, log, case.args)
-    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
+    reserve = logged_reserve(d, s, log)
+    found = engine_answer(d, s, reserve, (log or {}).get("weights_bytes"))
     record_engine(d, s, found, answer)
     m = found.memory
     version = dotted(s.version) or "(version not given)"
     parts = [f"weights {m.weights_bytes / GIB:.2f}"]
     parts += [f"{name} {size / GIB:.2f}" for name, size in (
-        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
+        ("activations", m.activation_bytes),
+        ("not torch's" if reserve is None else "reserve (logged)", m.other_bytes),
         ("CUDA graphs", m.graphs_bytes)) if size]
-    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
+    basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
+             "the share is of what loading leaves" if s.engine == "trtllm" else "")
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
     lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
-             f"{m.total_bytes / GIB:.2f} at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
-             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
-             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
+             f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = {' + '.join(parts)} + KV"
+             + (f" ({basis})" if basis else ""),
+             f"Available KV cache memory: {room_text(found)}"]
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
     lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
                  f"{found.concurrency:.2f}x")
     if s.engine == "vllm" and not s.version and not log:
-        newest = engine_answer(d, s._replace(version=NEWEST_VLLM)).memory.available_bytes
-        lines[-2] += f"; {newest / GIB:.2f} from {dotted(NEWEST_VLLM)} on"
+        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
+        text = f"{newest / GIB:.2f}" if newest > 0 else "none"
+        lines[-2] += f"; {text} from {dotted(NEWEST_VLLM)} on"
     lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
                  f"{count(s.max_num_batched_tokens)}")
+    lines += [draft_text(d, s, bool(log and "weights_bytes" in log))] if s.draft.method else []
     answer.say("ENGINE", *lines)
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def room_text(found: EngineAnswer) -> str:
+    """The memory for KV and its band; "none" for what is not there."""
+    low, high, left = (size / GIB for size in (
+        found.low_bytes, found.high_bytes, found.memory.available_bytes))
+    if left <= 0:
+        return f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")")
+    return f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})"
+
+
+def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
+    """What the accounting takes a drafter to cost."""
+    layers, size = draft_layers(d.model, s.draft), draft_bytes(d, s)
+    which = f"speculation by {s.draft.method}" + (" (assumed)" if s.draft.assumed else "")
+    if not layers:
+        free = s.draft.method in ("ngram", "suffix")
+        return which + (": no weights and no KV of its own" if free else
+                        ": the drafter's weights and KV are NOT counted, its shapes are not known")
+    weights = "weights as logged" if logged else f"about {size / GIB:.2f} GiB of weights a GPU"
+    return (f"{which}: {weights}, KV of {count(layers)} more "
+            f"layer{'s' if layers > 1 else ''} (x {1 + layers / d.model.layers:.3f})")
 
 
 def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
@@ -4714,6 +4996,11 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
         answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
     answer.add(key + "version", dotted(s.version) or None)
+    answer.add(key + "draft_method", s.draft.method or None)
+    answer.add(key + "draft_bytes", draft_bytes(d, s), "B", source="the drafter's weights, of "
+               "weights_bytes: about a layer of the model")
+    answer.add(key + "draft_layers", draft_layers(d.model, s.draft), "layers",
+               source="with a KV cache of their own")
     answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
     answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
     answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
@@ -4733,7 +5020,7 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
     answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
     answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
-    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
+    answer.add(key + "refusals", [{"what": r.what, "cure": r.cure} for r in found.refusals])
 
 
 def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
@@ -4744,13 +5031,14 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
                         f"add --tp {log['tp']:.0f}")
     if "total_bytes" in log:
         d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    asked = s.asked
     if "util" in log and "util" not in args.given:
-        s = s._replace(util=log["util"])
+        asked = asked._replace(util=log["util"])
     if "max_model_len" in log and "ctx" not in args.given:
-        s = s._replace(max_model_len=int(log["max_model_len"]))
-    if "version" in log and not s.version:
-        s = s._replace(version=log["version"])
-    return d, s
+        asked = asked._replace(max_model_len=int(log["max_model_len"]))
+    if "version" in log and not asked.version:
+        asked = asked._replace(version=log["version"])
+    return d, engine_settings(d, asked)
 
 
 def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
@@ -6666,10 +6954,7 @@ def _limit_values(launch: Launch) -> Values:
     share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
                               "memory for the engine; the KV pool is what is left of it")
     if launch.engine == "trtllm":
-        m = memory_of(d._replace(util=launch.util))
-        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
-        share = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
-        of = f"what loading leaves free; util {launch.util:g} of all memory"
+        of = f"what loading leaves free; util {d.util:g} of all memory"
     kv = f"{figure(sequence_bytes(d, launch.max_model_len) / GIB)} GiB/GPU of KV each"
     return {
         "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
@@ -7813,11 +8098,18 @@ def parse_args(argv: Sequence[str]) -> Any:
     return args
 
 
+# Whose FP8 copies of their 16-bit models have blocks of 128 x 128, as in DeepSeek-V3
+BLOCK_FP8_MAKERS = ("Qwen/", "deepseek-ai/", "zai-org/", "MiniMaxAI/", "moonshotai/")
+
+
 def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
     """The model; where a pasted command named it and it is not known, the error says what to do."""
     pasted = getattr(args, "from")
     try:
-        return find_model(args, tables)
+        model = find_model(args, tables)
+        own = pasted and args.model == pasted.resolved and pasted.stored == "fp8"
+        return model._replace(native="fp8") if own and pasted.model.startswith(
+            BLOCK_FP8_MAKERS) else model
     except UserError as error:
         if not pasted or args.model != pasted.resolved:
             raise
