@@ -4690,7 +4690,8 @@ def say_engine(case: Case, answer: Answer) -> None:
     basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
     lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
-             f"{m.total_bytes / GIB:.2f} at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+             f"{m.total_bytes / GIB:.2f} at {s.util:g} = {' + '.join(parts)} + KV"
+             + (f" ({basis})" if basis else ""),
              f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
              f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
