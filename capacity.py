@@ -36,6 +36,7 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -1724,21 +1725,23 @@ USUAL: Dict[str, Scheme] = {
     "fp8": Scheme("fp8", 8, 0, 1, 4), "int8": INT8, "int4": Scheme("int4", 4, 128, 1, 2),
     "awq": Scheme("awq", 4, 128, 1, 2.5), "gptq": Scheme("gptq", 4, 128, 1, 2.5, 4),
     "bnb": Scheme("int4", 4, 64, 1, 1 + 4 / 256), "mxfp4": MXFP4, "nvfp4": NVFP4}
-BLOCK_FP8_MAKERS = ("Qwen3", "Deepseek", "Glm", "MiniMaxM2", "Kimi")  # their own FP8 checkpoints
-ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\..*",)
+# attention and Mamba, not the experts that Nemotron-H keeps under its mixer
+ATTENTION = ("re:.*(self_attn|linear_attn|mixer)\\.(?!experts|shared_experts|fc).*",)
 
 
 def standard_quant(name: str, model: Model) -> Quant:
     """The quantisation that a checkpoint of this precision usually has; none for 16 bit and more.
 
     MXFP4 is of the routed experts where there are any (gpt-oss), the int4 of a native int4 MoE
-    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit.
+    too (Kimi: group 32). NVIDIA's NVFP4 of an MoE leaves attention in 16 bit. FP8 has blocks of
+    128 x 128 where the checkpoint itself is FP8; of a 16-bit one the engine makes it at load, with
+    a scale for each output.
     """
     scheme = USUAL.get(name)
     if scheme is None:
         return Quant("", plain_bytes=4 if name == "fp32" else 2, plain=name)
     native = name == SPELLINGS.get(model.native, model.native)
-    if name == "fp8" and (native or model.arch.startswith(BLOCK_FP8_MAKERS)):
+    if name == "fp8" and native:
         scheme = BLOCK_FP8
     if model.experts and (name == "mxfp4" or (name == "int4" and native)):
         experts: Rules = [(EXPERTS, scheme._replace(group=32))]
@@ -2024,6 +2027,7 @@ class Gpu(NamedTuple):
     pcie: Optional[Link]  # between the GPUs of a server that no such link joins
     note: str
     arch: str = ""  # generation: Ampere, Hopper ...
+    vendor: str = ""
     torch_bytes: float = 0.0  # what an engine sees of the memory, and multiplies by its share
 
 
@@ -2155,7 +2159,7 @@ def gpu_of(row: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Gpu:
                    {kind: tflops * TERA for kind, tflops in row["tflops"].items()},
                    parse_rate(row["link"], links) if row["link"] else None, row["domain"],
                    parse_rate(row["pcie"], links) if "pcie" in row else None, row.get("note", ""),
-                   row.get("arch", ""),
+                   row.get("arch", ""), row.get("vendor", ""),
                    row.get("torch_gib", row["memory_mib"] / KIB * TORCH_SHARE) * GIB)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"presets.json: the GPU {row['name']!r} is broken "
@@ -2486,6 +2490,26 @@ def memory_of(d: Deployment) -> Memory:
 Version = Tuple[int, ...]  # (0, 10, 1); () = not given
 
 
+class Draft(NamedTuple):
+    """Speculative decoding as an engine is asked for it."""
+
+    method: str = ""  # vLLM's name; "" = none
+    tokens: int = 0  # drafted in a step
+    assumed: bool = False  # the method was not given
+
+
+class Asked(NamedTuple):
+    """How an engine was asked to start; None is the engine's own default."""
+
+    engine: str
+    version: Version
+    max_model_len: int
+    max_num_seqs: Optional[int]
+    max_num_batched_tokens: Optional[int]
+    util: Optional[float]  # of all memory; for SGLang its mem_fraction_static
+    draft: Draft
+
+
 class Settings(NamedTuple):
     """How an engine is started: what was asked for, else its own defaults for this GPU."""
 
@@ -2497,6 +2521,12 @@ class Settings(NamedTuple):
     util: float  # share of memory, in the engine's own sense
     prefix_caching: bool
     block_tokens: int
+    asked: Asked
+
+    @property
+    def draft(self) -> Draft:
+        """Speculative decoding."""
+        return self.asked.draft
 
     @property
     def legacy(self) -> bool:
@@ -2520,32 +2550,113 @@ CHUNKED_FROM_TOKENS = 32768  # V0 turned chunked prefill on past this context
 
 def settings_of(d: Deployment, args: Any, plan: Optional[Plan] = None) -> Settings:
     """What the flags ask for, else what a plan wants, else the engine's own defaults for this GPU.
+    """
+    seqs, tokens = args.max_num_seqs, args.max_num_batched_tokens
+    if plan:
+        seqs = seqs or plan.max_num_seqs
+        tokens = tokens or max(plan.max_num_batched_tokens, plan.max_num_seqs)
+    longest = plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens
+    engine = args.engine or "vllm"
+    util = None if engine == "sglang" and "util" not in args.given else d.util
+    return engine_settings(d, Asked(engine, args.engine_version or (), longest, seqs, tokens, util,
+                                    draft_of(d, args)))
+
+
+def engine_settings(d: Deployment, asked: Asked) -> Settings:
+    """What was asked for, with the engine's own defaults for this GPU where nothing was.
 
     Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
     """
-    engine, version = args.engine or "vllm", args.engine_version or ()
+    engine, version, longest = asked.engine, asked.version, asked.max_model_len
     memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
-    util = d.util
+    old = () < version < (0, 8)
+    util = asked.util or d.util
     if engine == "sglang":
         tokens, seqs = sglang_defaults(memory, d.tp)
-        tokens = args.max_num_batched_tokens or tokens
-        if "util" not in args.given:
-            util = sglang_fraction(d, version, tokens, seqs)
-    elif () < version < (0, 8):
-        chunked = d.ctx_tokens > CHUNKED_FROM_TOKENS
-        tokens, seqs = 2048 if chunked else max(d.ctx_tokens, 2048), 256
+        if asked.util is None:
+            util = sglang_fraction(d, version, asked.max_num_batched_tokens or tokens, seqs)
+    elif old:
+        tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
         large = memory >= 70 and not a100
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
-    if plan:
-        seqs, tokens = plan.max_num_seqs, max(plan.max_num_batched_tokens, plan.max_num_seqs)
-    longest = plan.max_model_len if plan and "ctx" not in args.given else d.ctx_tokens
+    if engine == "trtllm":
+        util = trtllm_fraction(d._replace(util=util))
     latent = any(cache.kind == "mla" for cache in d.model.caches)
-    return Settings(engine, version, longest, args.max_num_seqs or seqs,
-                    args.max_num_batched_tokens or tokens, util, True,
-                    64 if latent and engine == "vllm" and not () < version < (0, 8)
-                    else BLOCK_TOKENS[engine])
+    return Settings(engine, version, longest, asked.max_num_seqs or seqs,
+                    asked.max_num_batched_tokens or tokens, util, True,
+                    64 if latent and engine == "vllm" and not old else BLOCK_TOKENS[engine], asked)
+
+
+def trtllm_fraction(d: Deployment) -> float:
+    """TensorRT-LLM's free_gpu_memory_fraction [share] that keeps the budget's KV pool: that pool
+    over all that weights, adapters and reserve leave.
+    """
+    m = memory_of(d)
+    free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+    return min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+
+
+def draft_of(d: Deployment, args: Any) -> Draft:
+    """The speculation that the flags ask for; without a method, what the launch command takes."""
+    if not {"spec_accept", "spec_accept_len", "spec_method"} & args.given:
+        return Draft()
+    method = args.spec_method or ("mtp" if d.model.mtp_layers else
+                                  "eagle3" if args.spec_cost else "ngram")
+    return Draft(method, args.spec_tokens, not args.spec_method)
+
+
+def draft_layers(model: Model, draft: Draft) -> int:
+    """Layers with a KV cache of their own that a drafter adds: MTP's, or EAGLE's one."""
+    return {"mtp": model.mtp_layers, "eagle": 1, "eagle3": 1}.get(draft.method, 0)
+
+
+def drafting(d: Deployment, s: Settings) -> Deployment:
+    """The deployment with the drafter's layers among its caches, each as the model's attention.
+
+    Source: a log of Llama-3.1-8B with EAGLE has 33 layers (tests/data/startup_logs.jsonl).
+    """
+    extra, caches = draft_layers(d.model, s.draft), d.model.caches
+    main = next((c for kind in ("full", "mla", "sliding", "chunked") for c in caches
+                 if c.kind == kind and c.elements), None)
+    if not extra or main is None:
+        return d
+    grown = tuple(c._replace(layers=c.layers + extra)
+                  if c is main or (c.kind == "indexer" and main.kind == "mla") else c
+                  for c in caches)
+    return d._replace(model=d.model._replace(caches=grown))
+
+
+EAGLE3_VOCAB = 32000  # entries of the usual EAGLE-3 head's own vocabulary
+
+
+def draft_bytes(d: Deployment, s: Settings) -> float:
+    """Weights of the drafter on each GPU of the last stage [B], roughly; embedding and head are
+    the target's. 0 for a draft model, whose shapes are not known.
+
+    MTP: the last layer again as the checkpoint stores it, and a 2H x H projection on each rank.
+    EAGLE: one dense 16-bit layer and a projection of 2H (EAGLE-3: 3H, and its own small head).
+    Source: vLLM models/deepseek_mtp.py, llama_eagle.py, llama_eagle3.py.
+    """
+    layers, m, method = draft_layers(d.model, s.draft), d.model, s.draft.method
+    quant = stored_as(d) if method == "mtp" else Quant("")
+    if not layers:
+        return 0.0
+    if quant is None or not m.tensors:
+        return layers * weights_bytes_per_gpu(d) / m.layers / d.stage_share
+    tensors = [t._replace(layers=(m.layers - 1,)) for t in m.tensors if m.layers - 1 in t.layers]
+    wide = 2 * m.hidden
+    if method != "mtp":
+        tensors = [t for t in tensors if t.split != "expert"]
+        if m.experts:
+            tensors += [Tensor("up_proj", (m.layers - 1,), m.hidden, 12 * m.hidden, 1, "tp")]
+    if method == "eagle3":
+        wide += m.hidden
+        tensors += [Tensor("head", (m.layers - 1,), m.hidden, EAGLE3_VOCAB, 1, "tp")]
+    alone = d._replace(pp=1, model=m._replace(tensors=tuple(tensors), vision_params=0))
+    size = _one_stage(alone, quant, 0)
+    return layers * (size.dense_bytes + size.expert_bytes + wide * m.hidden * ACTIVATION_BYTES)
 
 
 class Profile(NamedTuple):
@@ -2615,7 +2726,7 @@ def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
     profile = profile_of(d, s)
     last = stage == d.pp - 1
     return EngineMemory(
-        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), loaded_bytes(d, stage),
+        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), served_bytes(d, s, stage),
         activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
         profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
 
@@ -2680,16 +2791,26 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
 
 
+def served_bytes(d: Deployment, s: Settings, stage: int) -> float:
+    """Weights on a GPU of this stage as loaded, the drafter's with them [B]."""
+    return loaded_bytes(d, stage) + (draft_bytes(d, s) if stage == d.pp - 1 else 0.0)
+
+
 def mxfp4_padding(d: Deployment) -> float:
     """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
     width = next((t.d_out for t in d.model.tensors if t.split == "expert"
                   and t.name.endswith("up_proj")), 0)
-    if d.weights.name != "mxfp4" or stem(d.model.arch) != "gptoss" or not width:
+    if not pads_experts(d) or not width:
         return 1.0
     hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
     padded = (-(-d.model.hidden // hidden_to) * hidden_to
               * -(-(width / d.tp) // width_to) * width_to)
     return padded / (d.model.hidden * width / d.tp)
+
+
+def pads_experts(d: Deployment) -> bool:
+    """Whether the engine pads each rank's MXFP4 experts (gpt-oss), so that any TP divides them."""
+    return d.weights.name == "mxfp4" and stem(d.model.arch) == "gptoss"
 
 
 def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
@@ -2756,7 +2877,7 @@ def kv_groups(d: Deployment, s: Settings) -> Tuple[Tuple[Group, ...], float]:
     rarest kind (the commonest, where that is under 1.5 times it). Before 0.9.2 a window was kept
     whole. Source: vLLM v1/core/kv_cache_utils.py.
     """
-    caches = [c for c in d.model.caches if c.elements or c.state_bytes]
+    caches = [c for c in drafting(d, s).model.caches if c.elements or c.state_bytes]
     if not s.since(0, 9, 2):
         caches = [c._replace(kind="full", window=0) if c.window else c for c in caches]
     kinds = {c.kind if c.kind not in SHARED_KINDS else "full" for c in caches}
@@ -2786,7 +2907,7 @@ def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Setti
     total = 0
     for g in groups:
         if g.kind == "state":
-            need = 2 if s.prefix_caching and s.since(0, 28) else 1
+            need = (2 if s.prefix_caching and s.since(0, 28) else 1) + s.draft.tokens
         elif g.kind == "sliding":
             need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
         elif g.kind == "chunked":
@@ -2812,7 +2933,7 @@ PACKED_SHARE, PACKED_TOKEN_BYTES = 1.24, 8700
 
 def packed_request_bytes(d: Deployment, s: Settings) -> float:
     """What one request of max_model_len takes of a pool with compressed caches, roughly [B]."""
-    return (PACKED_SHARE * sequence_bytes(d, s.max_model_len)
+    return (PACKED_SHARE * sequence_bytes(drafting(d, s), s.max_model_len)
             + PACKED_TOKEN_BYTES * s.max_num_batched_tokens * d.model.layers * d.stage_share)
 
 
@@ -2828,11 +2949,16 @@ def vllm_tokens(pool: Pool, d: Deployment, s: Settings) -> int:
 
 def longest_that_fits(pool: Pool, d: Deployment, s: Settings) -> int:
     """Most tokens of one request, by bisection as the engine does; 0 where none fits."""
-    low, high = 0, s.max_model_len
+    return most_tokens(s.max_model_len, lambda tokens: request_blocks(
+        pool.groups, tokens, d, s) <= pool.blocks - 1)  # one is never used
+
+
+def most_tokens(high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `high` that fits, where fewer tokens always do; 0 for none."""
+    low = 0
     while low < high:
         middle = (low + high + 1) // 2
-        fits = request_blocks(pool.groups, middle, d, s) <= pool.blocks - 1  # one is never used
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 
@@ -2870,7 +2996,7 @@ def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
     """
     context = SGLANG_CONTEXT_GIB * GIB
     free = d.gpu.torch_bytes - context
-    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
     return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
 
 
@@ -2894,114 +3020,230 @@ def sglang_tokens(d: Deployment, available: float) -> int:
 
 def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
     """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
-    weights = max(loaded_bytes(d, stage) for stage in range(d.pp))
+    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
     peak = activation_bytes(d, s, 0.0)
     other = 0.5 * GIB + comm_bytes(d)
     left = d.gpu.torch_bytes - weights - peak - other
-    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - left * (1 - s.util), weights, peak,
-                        other, 0.0)
+    kept = max(0.0, left) * (1 - s.util)
+    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - kept, weights, peak, other, 0.0)
 
 
 class Refusal(NamedTuple):
-    """Why an engine would not start, and the flag that cures it."""
+    """Why an engine would not start, or not take one request, and the flags that cure it."""
 
+    kind: str  # shard, length, batch, share, room, states
     what: str
-    cure: str
+    cure: str = ""
 
 
-def refusals_of(d: Deployment, s: Settings, memory: EngineMemory, pool: Pool) -> List[Refusal]:
-    """Every reason why vLLM would refuse to start this deployment."""
-    found = shard_refusals(d)
-    m = d.model
+def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal]:
+    """Every reason why the engine would refuse this deployment, without cures.
+
+    SGLang and TensorRT-LLM start with a pool under one request; the request is what they refuse.
+    """
+    room = room_refusal(s, found)
+    if s.engine != "vllm":
+        return room
+    m, memory, pool, refused = d.model, found.memory, found.pool, shard_refusals(d)
     if m.max_len and s.max_model_len > m.max_len:
-        found.append(Refusal(f"max_model_len {count(s.max_model_len)} is past the model's "
-                             f"{count(m.max_len)}", f"--max-model-len {m.max_len}"))
+        refused.append(Refusal("length", f"max_model_len {count(s.max_model_len)} is past the "
+                               f"model's {count(m.max_len)}"))
     if s.max_num_seqs > s.max_num_batched_tokens:
-        found.append(Refusal(f"max_num_batched_tokens {s.max_num_batched_tokens} is under "
-                             f"max_num_seqs {s.max_num_seqs}",
-                             f"--max-num-seqs {s.max_num_batched_tokens}"))
+        refused.append(Refusal("batch", f"max_num_batched_tokens {s.max_num_batched_tokens} is "
+                               f"under max_num_seqs {s.max_num_seqs}"))
     if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
-        most = math.floor((1 - CONTEXT_GIB * GIB / memory.total_bytes) * 100) / 100
-        found.append(Refusal("free memory is less than the utilisation asks for",
-                             f"--gpu-memory-utilization {most:g}"))
-    if memory.available_bytes <= pool.block_bytes:
+        refused.append(Refusal("share", "free memory is less than the utilisation asks for"))
+    refused += room
+    if pool and any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
+        refused.append(Refusal("states", f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} "
+                               "state blocks"))
+    return refused
+
+
+def room_refusal(s: Settings, found: EngineAnswer) -> List[Refusal]:
+    """Whether the pool is empty, or under one request of max_model_len."""
+    memory, pool = found.memory, found.pool
+    if memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens:
         needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
-        found.append(Refusal(f"no memory is left for the KV cache: {needed:.0%} of the GPU goes to "
-                             "weights, activations and buffers", room_cure(d, s)))
-    elif pool.blocks_per_request > pool.blocks - 1:
-        longest = longest_that_fits(pool, d, s)
-        found.append(Refusal(f"one request of {count(s.max_model_len)} tokens does not fit",
-                             f"--max-model-len {longest}" if longest else room_cure(d, s)))
-    if any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
-        found.append(Refusal(f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} state "
-                             "blocks", f"--max-num-seqs {pool.blocks}"))
-    return found
+        return [Refusal("room", f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
+                        "to weights, activations and buffers")]
+    short = (pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1)
+    held = "" if s.engine == "vllm" else f" the pool of {count(found.tokens)}"
+    return [Refusal("room", f"one request of {count(s.max_model_len)} tokens does not fit{held}")
+            ] if short else []
 
 
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
 
 
-ROOM_FLAGS = {  # share of memory, TP, PP, as each engine spells them
-    "vllm": ("--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size"),
-    "sglang": ("--mem-fraction-static", "--tp-size", "--pp-size"),
-    "trtllm": ("--kv_cache_free_gpu_memory_fraction", "--tp_size", "--pp_size")}
+class Way(NamedTuple):
+    """A change that may cure a refusal: flags, and what is deployed and asked for with them."""
+
+    flags: str
+    d: Deployment
+    asked: Asked
 
 
-def room_cure(d: Deployment, s: Settings) -> str:
-    """The flag that makes room for one request: a larger share, more GPUs, or fewer bytes."""
-    share, tp, pp = ROOM_FLAGS[s.engine]
-    tries = [(f"{share} {n / 100:g}", d, s._replace(util=n / 100))
-             for n in range(math.ceil(s.util * 100), 98)]
-    tries += [(f"{tp} {n}", d._replace(tp=n), s) for n in fitting_tp(d.model)
-              if n > d.tp and n & (n - 1) == 0]
-    tries += [(f"{pp} {n}", d._replace(pp=n), s) for n in (2, 4, 8) if d.pp < n <= d.model.layers]
-    tries += [("--quantization fp8", d._replace(weights=WEIGHTS["fp8"]), s)]
-    return next((flag for flag, other, how in tries if holds_one(other, how)),
-                "a larger GPU, or more of them with fewer bytes a weight")
+# How each engine spells them; TensorRT-LLM's share is of other memory, so ours stand for it.
+CURE_FLAGS = {
+    "vllm": {"util": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
+             "pp": "--pipeline-parallel-size", "ctx": "--max-model-len", "seqs": "--max-num-seqs",
+             "weights": "--quantization"},
+    "sglang": {"util": "--mem-fraction-static", "tp": "--tp-size", "pp": "--pp-size",
+               "ctx": "--context-length", "seqs": "--max-running-requests",
+               "weights": "--quantization"},
+    "trtllm": {"util": "--util", "tp": "--tp", "pp": "--pp", "ctx": "--ctx",
+               "seqs": "--max-num-seqs", "weights": "--weights"}}
+NO_CURE = "a larger GPU, or more of them with fewer bytes a weight"
+LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
+CURE_GPUS = 64  # most of one replica that a cure asks for
 
 
-def holds_one(d: Deployment, s: Settings) -> bool:
-    """Whether the pool would hold one request of max_model_len."""
-    room = [memory.available_bytes for memory in engine_stages(d, s, None, None)]
-    if s.engine != "vllm" or any(c.every > 1 for c in d.model.caches):
-        return min(room) >= sequence_bytes(d, s.max_model_len)
-    pool = vllm_pool(d, s, room)
-    return min(room) > 0 and pool.blocks_per_request < pool.blocks
+def cure_of(refusal: Refusal, d: Deployment, found: EngineAnswer, logged: Logged) -> str:
+    """The first flags after which this refusal is gone and no other has come.
+
+    So cures that are taken in turn end. NO_CURE where none is found.
+    """
+    before = {r.kind for r in found.refusals}
+    for way in WAYS[refusal.kind](d, found):
+        same = (way.d.tp, way.d.pp, way.d.ep, way.d.weights) == (d.tp, d.pp, d.ep, d.weights)
+        after = reckon(way.d, engine_settings(way.d, way.asked),
+                       logged if same else logged._replace(weights_bytes=None))
+        if {r.kind for r in after.refusals} <= before - {refusal.kind}:
+            return way.flags
+    first = next(iter(WAYS[refusal.kind](d, found)), None)
+    single = refusal.kind in ("length", "batch", "states") and first is not None
+    return first.flags if first and single else NO_CURE
+
+
+def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
+    """One setting changed: util, ctx or seqs."""
+    flag, asked = CURE_FLAGS[s.engine][key], s.asked
+    if key == "util":
+        return Way(f"{flag} {value:g}", d, asked._replace(util=value))
+    field = {"ctx": "max_model_len", "seqs": "max_num_seqs"}[key]
+    return Way(f"{flag} {int(value)}", d, Asked(**{**asked._asdict(), field: int(value)}))
+
+
+def _moved(d: Deployment, s: Settings, tp: int, pp: int, whole: bool = False) -> Optional[Way]:
+    """The deployment on other GPUs, experts `whole` on each or as they are; None if it cannot."""
+    every = d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
+    other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
+    try:
+        check_layout(other)
+    except UserError:
+        return None
+    names = CURE_FLAGS[s.engine]
+    words = [f"{names['tp']} {tp}"] * (tp != d.tp) + [f"{names['pp']} {pp}"] * (pp != d.pp)
+    return Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
+
+
+def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
+    """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
+    for tp, pp in sizes:
+        for whole in wholes:
+            way = _moved(d, s, tp, pp, whole) if whole or (tp, pp) != (d.tp, d.pp) else None
+            if way and (tp > 1 or not whole):
+                yield way
+
+
+def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """Room for one request: fewer sequences profiled where their number is the engine's own, a
+    shorter context, a larger share, more GPUs, fewer bytes a weight; fewest GPUs first.
+    """
+    s = found.settings
+    fewer = [_asking(d, s, "seqs", n) for n in (256, 128, 64)
+             if n < s.max_num_seqs and s.asked.max_num_seqs is None]
+    yield from fewer
+    longest = longest_request_held(d, found)
+    if longest >= (d.prompt_tokens + d.output_tokens if d.output_tokens else LEAST_CTX):
+        yield _asking(d, s, "ctx", longest)
+    now = s.asked.util or (d.util if s.engine == "trtllm" else s.util)
+    shares = [_asking(d, s, "util", n / 100) for n in range(math.ceil(now * 100 + 1e-9), 98)]
+    modest = [way for way in shares if (way.asked.util or 1) <= 0.95]
+    yield from modest
+    if fewer:
+        yield from (way._replace(flags=f"{fewer[0].flags} {way.flags}", asked=way.asked._replace(
+            max_num_seqs=fewer[0].asked.max_num_seqs)) for way in modest)
+    yield from shares[len(modest):]
+    powers = [2 ** n for n in range(7)]
+    sizes = [(tp, pp) for tp in powers for pp in powers[:4] if d.tp <= tp and d.pp <= pp
+             and tp * pp <= max(CURE_GPUS, 2 * d.tp * d.pp)]
+    yield from _layouts(d, s, sorted(sizes, key=lambda n: (n[0] * n[1], n[1])))
+    if d.weights.bytes >= 2:
+        yield Way(f"{CURE_FLAGS[s.engine]['weights']} fp8", d._replace(
+            weights=WEIGHTS["fp8"], weight_bytes=d.model.params), s.asked)
+
+
+def longest_request_held(d: Deployment, found: EngineAnswer) -> int:
+    """Most tokens of one request that the pool holds; 0 for none."""
+    s, room = found.settings, found.memory.available_bytes
+    if room <= 0:
+        return 0
+    if found.pool:
+        return longest_that_fits(found.pool, d, s)
+    if s.engine == "vllm":
+        return most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
+            d, s._replace(max_model_len=tokens)) <= room)
+    return min(found.tokens, s.max_model_len)
+
+
+def shard_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """Whole experts, fewer TP ranks, with more stages for them, more ranks."""
+    s = found.settings
+    fewer = [n for n in range(d.tp, 0, -1) if d.tp % n == 0]
+    sizes = [(n, d.pp) for n in fewer] + [(n, d.pp * d.tp // n) for n in fewer]
+    more = [(d.tp * n, d.pp) for n in (2, 4, 8) if d.tp * n <= CURE_GPUS]
+    return _layouts(d, s, sizes + more + [(tp // 2, pp * 4) for tp, pp in more if tp % 2 == 0])
+
+
+def share_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
+    """The largest share that is free, by itself or with more room."""
+    total, s = found.memory.total_bytes, found.settings
+    most = _asking(d, s, "util", math.floor((1 - CONTEXT_GIB * GIB / total) * 100) / 100)
+    yield most
+    lower = reckon(d, engine_settings(d, most.asked), Logged())
+    yield from (way._replace(flags=f"{most.flags} {way.flags}") for way in room_ways(d, lower))
+
+
+WAYS: Dict[str, Callable[[Deployment, EngineAnswer], Iterator[Way]]] = {
+    "shard": shard_ways, "share": share_ways, "room": room_ways,
+    "length": lambda d, f: iter([_asking(d, f.settings, "ctx", d.model.max_len)]),
+    "batch": lambda d, f: iter([_asking(d, f.settings, "seqs",
+                                        f.settings.max_num_batched_tokens)]),
+    "states": lambda d, f: iter([_asking(d, f.settings, "seqs", f.pool.blocks if f.pool else 1)])}
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
 
 
 def shard_refusals(d: Deployment) -> List[Refusal]:
-    """Quantised matrices whose TP shard is no whole number of scale blocks or groups.
+    """The first quantised matrix whose TP shard is no whole number of scale blocks or groups.
 
     Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
     """
     quant = stored_as(d)
-    if quant is None or d.tp == 1:
-        return []
-    for _, scheme in quant.rules:
-        for tp in [d.tp, *(n for n in range(d.tp - 1, 0, -1) if not tp_problem(d.model, n))]:
-            odd = odd_shard(d, quant, scheme, tp)
-            if tp == d.tp and not odd:
-                break
-            if tp == d.tp:
-                what = odd
-            elif not odd:
-                split = any(t.name == what and t.split == "expert" for t in d.model.tensors)
-                cure = "--enable-expert-parallel" if split else f"--tensor-parallel-size {tp}"
-                return [Refusal(f"{scheme.label} scales do not divide {what} over TP={d.tp}", cure)]
+    for _, scheme in quant.rules if quant and d.tp > 1 else ():
+        odd = odd_shard(d, quant, scheme) if quant else ""
+        if odd:
+            return [Refusal("shard", f"{scheme.label} scales do not divide {odd} over TP={d.tp}")]
     return []
 
 
-def odd_shard(d: Deployment, quant: Quant, scheme: Scheme, tp: int) -> str:
-    """The first matrix of this scheme that TP cuts within a scale's block, or ''."""
+def odd_shard(d: Deployment, quant: Quant, scheme: Scheme) -> str:
+    """The first matrix of this scheme that TP cuts within a scale's block, or ''.
+
+    MXFP4 experts that the engine pads are never cut so.
+    """
+    if scheme.label == "mxfp4" and pads_experts(d):
+        return ""
     for t, _, _, label in stored_weights(d.model.tensors, quant):
         if label != scheme.label or t.split not in ("tp", "kv", "expert"):
             continue
         if t.split == "expert" and d.ep > 1:
             continue
-        ranks = min(tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else tp
+        ranks = min(d.tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else d.tp
         row = t.name.endswith(ROW_PARALLEL)
         size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
         if unit > 1 and (size % ranks or size // ranks % unit):
@@ -3122,37 +3364,51 @@ def dotted(version: Version) -> str:
 class EngineAnswer(NamedTuple):
     """What an engine will log at start-up."""
 
+    settings: Settings
     memory: EngineMemory  # of the poorest stage
     pool: Optional[Pool]  # vLLM's; None for engines without block groups
     tokens: int
     concurrency: float
-    refusals: List[Refusal]
+    refusals: Sequence[Refusal]
     low_bytes: float  # the band of the available KV memory
     high_bytes: float
+
+
+class Logged(NamedTuple):
+    """What a start-up log states, in place of the reckoning [B]."""
+
+    reserve_bytes: Optional[float] = None
+    weights_bytes: Optional[float] = None
 
 
 def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
                   weights: Optional[float] = None) -> EngineAnswer:
     """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
-    stages = engine_stages(d, s, reserve, weights)
+    logged = Logged(reserve, weights)
+    found = reckon(d, s, logged)
+    return found._replace(refusals=[r._replace(cure=cure_of(r, d, found, logged))
+                                    for r in found.refusals])
+
+
+def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
+    """As engine_answer; its refusals have no cures."""
+    stages = engine_stages(d, s, *logged)
     memory = min(stages, key=lambda stage: stage.available_bytes)
-    available = [stage.available_bytes for stage in stages]
-    low, high = available_band(s, memory, reserve is not None)
+    available = memory.available_bytes
+    pool = None
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
-        requests = max(0.0, memory.available_bytes) / packed_request_bytes(d, s)
-        refusals = [] if requests >= 1 else [Refusal(
-            f"one request of {count(s.max_model_len)} tokens does not fit",
-            f"--max-model-len {int(requests * s.max_model_len) or 1}")]
-        return EngineAnswer(memory, None, int(requests * s.max_model_len), requests,
-                            shard_refusals(d) + refusals, low, high)
-    if s.engine == "vllm":
-        pool = vllm_pool(d, s, available)
-        return EngineAnswer(memory, pool, vllm_tokens(pool, d, s), pool.concurrency,
-                            refusals_of(d, s, memory, pool), low, high)
-    tokens = sglang_tokens(d, memory.available_bytes)
-    tokens -= tokens % s.block_tokens
-    refusals = [] if tokens else [Refusal("no memory is left for the KV cache", room_cure(d, s))]
-    return EngineAnswer(memory, None, tokens, tokens / s.max_model_len, refusals, low, high)
+        concurrency = max(0.0, available) / packed_request_bytes(d, s)
+        tokens = int(concurrency * s.max_model_len)
+    elif s.engine == "vllm":
+        pool = vllm_pool(d, s, [stage.available_bytes for stage in stages])
+        tokens, concurrency = vllm_tokens(pool, d, s), pool.concurrency
+    else:
+        tokens = sglang_tokens(drafting(d, s), available)
+        tokens -= tokens % s.block_tokens
+        concurrency = tokens / s.max_model_len
+    low, high = available_band(s, memory, logged.reserve_bytes is not None)
+    found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
+    return found._replace(refusals=refusals_of(d, s, found))
 
 
 def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
@@ -3613,7 +3869,13 @@ class Load(NamedTuple):
     slo_ttft_s: float  # p99; infinite where not asked, as the next two
     slo_tpot_s: float
     slo_e2e_s: float
-    max_num_seqs: int
+    given_seqs: Optional[int]  # --max-num-seqs
+    given_chunk: Optional[int]  # --max-num-batched-tokens
+
+    @property
+    def slots(self) -> int:
+        """Most that may run at once."""
+        return self.given_seqs or SEQS_MOST
 
     @property
     def fresh_tokens(self) -> float:
@@ -3628,7 +3890,7 @@ class Load(NamedTuple):
     @property
     def chunk_tokens(self) -> int:
         """Tokens a step: fewer, the stricter the inter-token latency."""
-        return next(tokens for most_s, tokens in CHUNKS if self.slo_tpot_s <= most_s)
+        return self.given_chunk or next(n for most_s, n in CHUNKS if self.slo_tpot_s <= most_s)
 
 
 class Steady(NamedTuple):
@@ -3638,7 +3900,7 @@ class Steady(NamedTuple):
     rate_rps: float
     tpot_s: float
     ttft_p99_s: float
-    prefill_share: float  # of the replica's time
+    prefill_share: float  # of the replica's busy time
     e2e_s: float  # mean
 
 
@@ -3680,7 +3942,9 @@ class Replica:
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
-        return Steady(batch, rate, tpot, wait + own + tail, rate * self.prefill_s, e2e)
+        decode_each_s = self.output * decode_s / max(1.0, batch)
+        share = self.prefill_s / (self.prefill_s + decode_each_s)
+        return Steady(batch, rate, tpot, wait + own + tail, share, e2e)
 
     def wait(self, rate: float, service_s: float) -> Tuple[float, float]:
         """Mean wait before a prefill [s], and what the p99 of wait and prompt adds to the means."""
@@ -3702,7 +3966,7 @@ class Replica:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
         for name, over in (("kv", batch > self.kv_seqs),
-                           ("max_num_seqs", batch > load.max_num_seqs),
+                           ("max_num_seqs", batch > load.slots),
                            ("tpot", steady.tpot_s > load.slo_tpot_s * margin),
                            ("e2e", steady.e2e_s > load.slo_e2e_s * margin),
                            ("ttft", steady.ttft_p99_s > load.slo_ttft_s)):
@@ -3712,7 +3976,7 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0.0, min(self.kv_seqs, self.load.max_num_seqs) + 1.0
+        low, high = 0.0, min(self.kv_seqs, self.load.slots) + 1.0
         for _ in range(14):
             middle = (low + high) / 2
             low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
@@ -3762,29 +4026,39 @@ def rounded_up(value: float, step: int) -> int:
     return math.ceil(value / step - 1e-9) * step
 
 
+LOOSE = 4.0  # an SLO over so many times what is sustained says nothing of the time in the system
+
+
 def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     """The plan of one deployment for a load.
 
     in_flight: Little's L over the fleet, with TTFT_ALLOWANCE_S and TPOT_MARGIN of the TPOT SLO (the
-    expected TPOT where there is none). replicas: ceil(rate / sustained / HEADROOM).
+    expected TPOT where there is none, or a loose one). replicas: ceil(rate / sustained / HEADROOM).
     Source: the runbook of the README; Little 1961.
     """
-    replica = Replica(d, load, cal)
+    replica, memory = Replica(d, load, cal), memory_of(d)
     best, binding = replica.sustained()
-    tpot = (load.slo_tpot_s * TPOT_MARGIN if load.slo_tpot_s < math.inf
-            else best.tpot_s if best else 0.0)
+    longest = longest_request(load.input_len, load.output_len)
+    if d.model.max_len:
+        longest = min(longest, d.model.max_len)
+    if memory.pool_bytes <= 0:
+        binding = "weights"
+    elif sequence_bytes(d, longest) > memory.pool_bytes:
+        best, binding = None, "max_model_len"
     rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
-                else math.ceil(rate / best.rate_rps / HEADROOM - 1e-9))
-    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
+                else max(1, math.ceil(rate / best.rate_rps / HEADROOM - 1e-9)))
     fleet = d.replicas if d.replicas > 1 else replicas
-    seqs = rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8)
-    memory = memory_of(d)
+    steady = replica.at_rate(rate / replicas) if best and replicas else None
+    tpot = load.slo_tpot_s * TPOT_MARGIN
+    if best and steady and tpot > LOOSE * best.tpot_s:
+        tpot = steady.tpot_s
+    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot) if best else 0.0
+    seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
+               rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
-                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0,
-                replica.at_rate(rate / replicas) if replicas else None,
-                min(longest_request(load.input_len, load.output_len), d.model.max_len or 2**62),
-                max(8, min(seqs, load.max_num_seqs)), load.chunk_tokens)
+                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0, steady,
+                longest, load.given_seqs or min(seqs, SEQS_MOST), load.chunk_tokens)
 
 
 class Candidate(NamedTuple):
@@ -3796,12 +4070,18 @@ class Candidate(NamedTuple):
     per_hour: Optional[float]
 
 
+RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("nvidia",)}  # vendors
+
+
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
     """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
     model, given = d.model, args.given
-    gpus = [d.gpu] if "gpu" in given or "gpu_bandwidth" in given else [
-        gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
-        if not args.prices or row["name"] in args.prices]
+    priced = set(args.prices or ()) - {""}
+    fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
+    runs = RUNS_ON[args.engine or "vllm"]
+    gpus = [d.gpu] if fixed else [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
+                                  if row["name"] in priced or (not priced
+                                                               and row["vendor"] in runs)]
     weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
     if not {"weights", "weight_bytes"} & given:
         weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
@@ -3812,7 +4092,9 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
     for gpu in gpus:
         for tp, dp, ep in layouts(d, given, gpu):
             for stored, size, source, share in weights:
-                if stored.name in ("fp8", "nvfp4") and stored.compute not in gpu.flop_s:
+                nvidia = gpu.arch.startswith("Blackwell")
+                if (stored.name == "fp8" and "fp8" not in gpu.flop_s) or (
+                        stored.name == "nvfp4" and not nvidia):
                     continue  # the memory alone is int4's to save
                 compute = stored.compute if stored.compute in gpu.flop_s else "bf16"
                 found += [d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, weights=stored, compute=compute,
@@ -3842,8 +4124,22 @@ def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> L
             gpus = plan.replicas * other.replica_gpus
             price = price_of(args, other.gpu.name)
             found.append(Candidate(other, plan, gpus, price and price * gpus))
-    return sorted(found, key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
-                                        -c.d.weight_bytes, -c.d.kv.bytes))
+    found.sort(key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
+                              -c.d.weight_bytes, -c.d.kv.bytes))
+    return startable(found, args)
+
+
+def startable(found: Sequence[Candidate], args: Any) -> List[Candidate]:
+    """The candidates, without those before the best of each GPU that the engine would refuse."""
+    kept: List[Candidate] = []
+    seen: Set[str] = set()
+    for c in found:
+        if c.d.gpu.name not in seen:
+            if reckon(c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
+                continue
+            seen.add(c.d.gpu.name)
+        kept.append(c)
+    return kept
 
 
 # ---- 9. The sections of the answer -------------------------------------------------------------
@@ -3867,6 +4163,7 @@ class Case(NamedTuple):
     batch: int  # that run at once: as asked, but never more than the limit
     cal: Calibration = UNFITTED
     plan: Optional[Plan] = None  # where a load or SLO is asked about
+    searched: bool = False
     ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
     tables: Mapping[str, Any] = {}  # of presets.json
 
@@ -4035,7 +4332,9 @@ def kind_text(d: Deployment, cache: Cache) -> str:
 
 def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
     """The steps from one kind of layer to its share of a sequence; and MHA against GQA."""
-    answer.add(f"kv.{cache.kind}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens),
+    alike = [c for c in d.model.caches if c.kind == cache.kind]
+    kind = cache.kind + (f"_{alike.index(cache) + 1}" if cache != alike[0] else "")
+    answer.add(f"kv.{kind}_bytes_per_sequence_per_gpu", cache_bytes(cache, d, d.ctx_tokens),
                "B", CACHE_FORMULA, "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA "
                "latent: DeepSeek-V2 (2405.04434)", **cache_terms(cache, d, d.ctx_tokens))
     if cache.kind == "mla":
@@ -4043,7 +4342,7 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
                    "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
                    "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
                    kv_bytes=d.kv.bytes)
-    if cache.kind == "full" and d.model.heads > cache.heads > 0:
+    if kind == "full" and d.model.heads > cache.heads > 0:
         for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
             answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
                        * d.kv.bytes, "B", "layers * heads * elements * kv_bytes",
@@ -4862,32 +5161,60 @@ def say_engine(case: Case, answer: Answer) -> None:
     log = case.args.startup_log
     if log:
         d, s = as_logged(d, s, log, case.args)
-    found = engine_answer(d, s, logged_reserve(d, s, log), (log or {}).get("weights_bytes"))
+    reserve = logged_reserve(d, s, log)
+    found = engine_answer(d, s, reserve, (log or {}).get("weights_bytes"))
     record_engine(d, s, found, answer)
     m = found.memory
     version = dotted(s.version) or "(version not given)"
     parts = [f"weights {m.weights_bytes / GIB:.2f}"]
     parts += [f"{name} {size / GIB:.2f}" for name, size in (
-        ("activations", m.activation_bytes), ("not torch's", m.other_bytes),
+        ("activations", m.activation_bytes),
+        ("not torch's" if reserve is None else "reserve (logged)", m.other_bytes),
         ("CUDA graphs", m.graphs_bytes)) if size]
-    basis = "from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else ""
-    lines = [f"{s.engine} {version}: {m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f}"
-             f" at {s.util:g} = {' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
-             f"Available KV cache memory: {m.available_bytes / GIB:.2f} GiB "
-             f"({found.low_bytes / GIB:.2f} to {found.high_bytes / GIB:.2f})"]
+    basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
+             "the share is of what loading leaves" if s.engine == "trtllm" else "")
+    own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
+    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
+             f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = {' + '.join(parts)} + KV"
+             + (f" ({basis})" if basis else ""),
+             f"Available KV cache memory: {room_text(found)}"]
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
     lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
                  f"{found.concurrency:.2f}x")
     if s.engine == "vllm" and not s.version and not log:
-        newest = engine_answer(d, s._replace(version=NEWEST_VLLM)).memory.available_bytes
-        lines[-2] += f"; {newest / GIB:.2f} from {dotted(NEWEST_VLLM)} on"
+        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
+        text = f"{newest / GIB:.2f}" if newest > 0 else "none"
+        lines[-2] += f"; {text} from {dotted(NEWEST_VLLM)} on"
     lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
                  f"{count(s.max_num_batched_tokens)}")
+    lines += [draft_text(d, s, bool(log and "weights_bytes" in log))] if s.draft.method else []
     answer.say("ENGINE", *lines)
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def room_text(found: EngineAnswer) -> str:
+    """The memory for KV and its band; "none" for what is not there."""
+    low, high, left = (size / GIB for size in (
+        found.low_bytes, found.high_bytes, found.memory.available_bytes))
+    if left <= 0:
+        return f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")")
+    return f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})"
+
+
+def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
+    """What the accounting takes a drafter to cost."""
+    layers, size = draft_layers(d.model, s.draft), draft_bytes(d, s)
+    which = f"speculation by {s.draft.method}" + (" (assumed)" if s.draft.assumed else "")
+    if not layers:
+        free = s.draft.method in ("ngram", "suffix")
+        return which + (": no weights and no KV of its own" if free else
+                        ": the drafter's weights and KV are NOT counted, its shapes are not known")
+    weights = "weights as logged" if logged else f"about {size / GIB:.2f} GiB of weights a GPU"
+    return (f"{which}: {weights}, KV of {count(layers)} more "
+            f"layer{'s' if layers > 1 else ''} (x {1 + layers / d.model.layers:.3f})")
 
 
 def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
@@ -4896,6 +5223,11 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
         answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
     answer.add(key + "version", dotted(s.version) or None)
+    answer.add(key + "draft_method", s.draft.method or None)
+    answer.add(key + "draft_bytes", draft_bytes(d, s), "B", source="the drafter's weights, of "
+               "weights_bytes: about a layer of the model")
+    answer.add(key + "draft_layers", draft_layers(d.model, s.draft), "layers",
+               source="with a KV cache of their own")
     answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
     answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
     answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
@@ -4915,7 +5247,7 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     answer.add(key + "kv_groups", [g._asdict() for g in pool.groups] if pool else None)
     answer.add(key + "kv_cache_tokens", found.tokens, "tokens", source=BLOCKS)
     answer.add(key + "max_concurrency", found.concurrency, "x", source=BLOCKS)
-    answer.add(key + "refusals", [r._asdict() for r in found.refusals])
+    answer.add(key + "refusals", [{"what": r.what, "cure": r.cure} for r in found.refusals])
 
 
 def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
@@ -4926,13 +5258,14 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
                         f"add --tp {log['tp']:.0f}")
     if "total_bytes" in log:
         d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    asked = s.asked
     if "util" in log and "util" not in args.given:
-        s = s._replace(util=log["util"])
+        asked = asked._replace(util=log["util"])
     if "max_model_len" in log and "ctx" not in args.given:
-        s = s._replace(max_model_len=int(log["max_model_len"]))
-    if "version" in log and not s.version:
-        s = s._replace(version=log["version"])
-    return d, s
+        asked = asked._replace(max_model_len=int(log["max_model_len"]))
+    if "version" in log and not asked.version:
+        asked = asked._replace(version=log["version"])
+    return d, engine_settings(d, asked)
 
 
 def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
@@ -5012,9 +5345,15 @@ def say_plan(case: Case, answer: Answer) -> None:
     if plan is None:
         return
     answer.lines.append("")
-    for say in (plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_configure,
-                plan_measure, plan_scale_out, plan_watch, plan_report):
+    steps = (plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_configure,
+             plan_measure, plan_scale_out, plan_watch, plan_report)
+    shown = {plan_collect, plan_fit, plan_scale_out} if plan.binding == "weights" else {
+        plan_collect, plan_fit, plan_tpot_floor, plan_ttft_floor, plan_scale_out}
+    for say in steps:
+        kept = len(answer.lines)
         say(case, plan, answer)
+        if plan.sustained is None and say not in shown:
+            del answer.lines[kept:]  # the JSON keeps its keys
     answer.lines.append("")
 
 
@@ -5034,7 +5373,8 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.mean_rate_rps", load.mean_rate_rps, "req/s", source="--mean-rate")
     for name, value in (("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s),
                         ("e2e", load.slo_e2e_s)):
-        answer.add(f"plan.slo_{name}_s", value, "s", source=f"--slo-{name}-ms, p99")
+        answer.add(f"plan.slo_{name}_s", value if value < math.inf else None, "s",
+                   source=f"--slo-{name}-ms, p99")
     answer.add("plan.input_len", load.input_len.text)
     answer.add("plan.output_len", load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
@@ -5065,13 +5405,16 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.kv_holds", held >= wanted)
     least = (math.ceil(wanted / plan.kv_tokens_per_replica) if plan.kv_tokens_per_replica else None)
     answer.add("plan.replicas_for_kv", least)
-    verdict = ("hold them" if held >= wanted else "do NOT: "
-               + (f"{least} would by this rule" if least else "nothing fits"))
+    verdict = "hold them" if held >= wanted else "do NOT hold them by this rule"
+    if not plan.replicas:
+        answer.say("2 FIT", f"one replica holds {count(plan.kv_tokens_per_replica)} KV tokens; a "
+                   f"request takes {count(load.context_tokens)} on average")
+        return
     answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
-               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}; {plan.replicas} "
-               f"replicas of {count(plan.kv_tokens_per_replica)} {verdict}")
+               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least {least} "
+               f"replicas of {count(plan.kv_tokens_per_replica)}; {plan.replicas} {verdict}")
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5116,7 +5459,9 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
                           "wait and prompt length as independent")
         line += f"; expected p99 with queueing {scaled(ttft, 's')} at the planned load"
     if load.slo_ttft_s < math.inf:
-        room = "fits" if warm < load.slo_ttft_s else "does NOT fit: TP, CP, caching, or P/D"
+        room = ("does NOT fit: TP, CP, caching, or P/D" if warm > load.slo_ttft_s else
+                "fits only with the prefix cached" if cold > load.slo_ttft_s else
+                "fits, with little room to queue" if cold > load.slo_ttft_s / 2 else "fits")
         line += f"; SLO {scaled(load.slo_ttft_s, 's')}: floor {room}"
     answer.say("4 TTFT FLOOR", line)
 
@@ -5130,12 +5475,25 @@ def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
         "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
     if d.kv.bytes <= 1:
         flags["kv-cache-dtype"] = d.kv.name
+    if d.weights.bytes < 2 and d.model.native != d.weights.name:
+        flags["quantization"] = d.weights.name
+    if d.attention_dp > 1:
+        flags["data-parallel-size"] = d.dp
+    if d.ep > 1:
+        flags["enable-expert-parallel"] = True
     return flags
+
+
+def rejected_share(case: Case, plan: Plan) -> float:
+    """Share of the requests that are longer than the model's own context, by mean outputs."""
+    most = (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    return sum(plan.load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000
 
 
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
     load = plan.load
+    rejected = answer.add("plan.rejected_share", rejected_share(case, plan))
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
                source="p99.9 input + p99.9 output, up to a multiple of 1,024")
     answer.add("plan.max_num_seqs", plan.max_num_seqs, "sequences", source="in flight a replica x "
@@ -5149,8 +5507,12 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
              f"{plan.max_num_seqs} ({count(plan.in_flight / max(1, plan.fleet))} in flight x "
              f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
              f"chunk holds every stream up {scaled(stall, 's')})"]
+    if rejected:
+        lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
+                     f"{count(case.d.model.max_len)} tokens: the engine rejects them")
     if load.shared_tokens:
-        lines.append("prefix caching on: the shared part is prefilled once a replica")
+        lines.append("prefix caching on, behind a prefix-aware router: the shared part is "
+                     "prefilled once a replica")
     if plan.binding == "kv" and case.d.kv.bytes > 1:
         lines.append("KV-bound: --kv fp8 would hold twice the tokens, after an accuracy check")
     answer.say("5 CONFIGURE", *lines)
@@ -5180,8 +5542,8 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     if best is None:
         answer.add("plan.replicas", 0)
         answer.add("plan.spares", 0)
-        answer.say("7 SCALE OUT", f"not even one request at a time meets this: {plan.binding} "
-                   f"breaks first; {LIMIT_KNOBS[plan.binding]}")
+        answer.say("7 SCALE OUT", "not even one request at a time meets this: "
+                   f"{LIMIT_NAMES[plan.binding]} gives way first; {LIMIT_KNOBS[plan.binding]}")
         return
     answer.add("plan.batch_sustained", best.batch, "requests", source=PLAN_SOURCE)
     if load.rate_rps:
@@ -5203,14 +5565,25 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, answer))
+    if plan.max_num_seqs < best.batch:
+        capped = Replica(case.d, load, case.cal).at(plan.max_num_seqs)
+        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(capped.rate_rps)} req/s: "
+                     "enough for the plan, to be raised where a replica must carry more")
+    if plan.replicas > 1 and load.rate_rps:
+        lines.append(f"with one replica down the others run at "
+                     f"{load.rate_rps / (plan.replicas - 1) / rate:.0%} of what they sustain")
     lines += [disaggregation_text(case, plan, answer), speculation_text(case, plan, answer)]
     answer.say("7 SCALE OUT", *lines)
 
 
-LIMIT_NAMES = {"kv": "the KV pool", "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
+LIMIT_NAMES = {"max_model_len": "the KV pool, by one longest request (p99.9) alone,",
+               "weights": "the GPU's memory, by the weights alone,", "kv": "the KV pool",
+               "max_num_seqs": "max-num-seqs", "ttft": "the TTFT SLO",
                "tpot": f"{TPOT_MARGIN:.0%} of the TPOT SLO", "e2e": f"{TPOT_MARGIN:.0%} of the E2E "
                "SLO"}
-LIMIT_KNOBS = {"kv": "--kv fp8, more TP, fewer weight bytes",
+LIMIT_KNOBS = {"max_model_len": "more TP, --kv fp8, fewer weight bytes, shorter requests",
+               "weights": "more TP, fewer weight bytes, a larger GPU (WOULD DO, above)",
+               "kv": "--kv fp8, more TP, fewer weight bytes",
                "max_num_seqs": "raise --max-num-seqs",
                "ttft": "TP or CP, FP8 weights, prefix caching, P/D disaggregation",
                "tpot": "more TP, fewer weight bytes, speculative decoding, more bandwidth",
@@ -5291,18 +5664,23 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
         return
     answer.lines.append("")
     rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    answer.say("PLAN", f"{plan.replicas} replicas of {d.model.name} on {d.replica_gpus}x "
-               f"{d.gpu.title} each ({layout_text(d)}, weights {d.weights.name}, KV {d.kv.name}), "
-               f"{plan.replicas * d.replica_gpus} GPUs; {plan.spares} more replica for N+1")
+    answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
+               f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
+               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; "
+               f"{plan.spares} more replica for N+1")
+    expected = plan.steady.rate_rps * plan.steady.e2e_s * plan.replicas
     answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
-               f"in, {count(load.output_len.mean)} out: about {count(plan.in_flight)} at once")
+               f"in, {count(load.output_len.mean)} out: about {count(expected)} at once expected, "
+               f"{count(plan.in_flight)} planned for")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
                f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
                f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}), TTFT p99 "
                f"{scaled(plan.steady.ttft_p99_s, 's')}: an estimate until measured")
     answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica, where "
                f"{LIMIT_NAMES[plan.binding]} gives way; planned at {HEADROOM:.0%} of it")
-    answer.say("COST", *(cost[:1] or ["no price given: --gpu-price"]))
+    price = case.args.gpu_price
+    spare = f"; ${price * d.replica_gpus:.2f}/h more for the spare" if price else ""
+    answer.say("COST", (cost[0] if cost else "no price given: --gpu-price") + spare)
 
 
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
@@ -5347,32 +5725,37 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
-                         "tokens", source="KV pool and TPOT SLO, by bisection")
+                         "tokens", source="every limit of the fixed point, prompts scaled, by "
+                         "bisection")
     lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
-             f"{'s' * (d.replicas > 1)}; longest context with {asked} in flight: "
+             f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = case.ranked[0]
         answer.add("plan.inverse.cheapest_gpu", top.d.gpu.name)
+        lines.append(f"cheapest GPU: {top.d.gpu.name}" if top.per_hour else
+                     f"fewest GPUs: {top.d.gpu.name}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
 
 def longest_context(case: Case, plan: Plan, batch: int) -> int:
-    """The longest history at which so many in flight keep the KV pool and the TPOT SLO [tokens]."""
-    d = case.d
-    low, high = 0, d.model.max_len or 2**20
+    """The longest mean request, prompts growing alone, at which so many in flight keep every limit
+    [tokens]; 0 where none does."""
+    load, low, high = plan.load, 0.0, (case.d.model.max_len or 2**20) / plan.load.input_len.mean
+    for _ in range(20):
+        middle = (low + high) / 2
+        one = load.input_len
 
-    def holds(tokens: int) -> bool:
-        other = d._replace(history_tokens=float(tokens))
-        return (sequence_bytes(d, tokens) * batch / d.attention_dp <= case.memory.pool_bytes
-                and expected_step_s(other, batch, case.cal)
-                <= plan.load.slo_tpot_s * TPOT_MARGIN)
+        def quantile(q: float, one: Lengths = one, times: float = middle) -> float:
+            return one.quantile(q) * times
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+        prompts = Lengths(one.text, one.mean * middle, quantile)
+        other = load._replace(input_len=prompts, shared_tokens=min(load.shared_tokens, int(
+            max(0.0, prompts.mean - 1))))
+        held = not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
+        low, high = (middle, high) if held else (low, middle)
+    return int(low * load.input_len.mean + load.output_len.mean) if low > 1e-4 else 0
 
 
 def candidate_row(c: Candidate) -> Dict[str, Any]:
@@ -5398,6 +5781,9 @@ SEARCH = (
 def say_search(case: Case, answer: Answer) -> None:
     """The cheapest deployments that meet the load, best of each GPU first."""
     if not case.ranked:
+        if case.searched:
+            answer.say("SEARCH", "none of the deployments tried meets this load; one is answered "
+                       "below to show what breaks")
         return
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
@@ -5491,7 +5877,7 @@ def flag_text(name: str, value: Any) -> Any:
         return value.name
     if isinstance(value, tuple):  # a version
         return ".".join(map(str, value))
-    return portable(value) if name == "config" else value
+    return portable(value) if name in ("config", "spec-model") else value
 
 
 def portable(path: str) -> str:
@@ -5510,8 +5896,10 @@ def saved_flags(case: Case) -> Dict[str, Any]:
     if args.gpu_price:
         found["gpu-price"] = args.gpu_price
     if case.ranked:  # what the search chose
-        found.update(gpu=d.gpu.name, tp=d.tp, dp=d.dp, ep=d.ep, weights=d.weights.name,
-                     kv=d.kv.name)
+        found.update(tp=d.tp, dp=d.dp, ep=d.ep)
+        chosen = {"weights": ("weight-bytes", d.weights.name), "kv": ("kv-bytes", d.kv.name),
+                  "gpu": ("gpu-bandwidth", d.gpu.name)}
+        found.update({name: value for name, (other, value) in chosen.items() if other not in found})
     return found
 
 
@@ -5575,6 +5963,7 @@ def write_json(path: str, value: Any) -> None:
 # --measured: a loadgen run folder beside the bound and the expectation.
 
 NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
+POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
         "ttft_s.p99")
@@ -5603,7 +5992,8 @@ def deployed_argv(folder: str) -> List[str]:
                         "names one; name the model and its flags beside --measured")
     known = {name[2:] for name in FLAG_NAMES} - set(NOT_SAVED) | {"model"}
     odd = [name for name, value in flags.items()
-           if name not in known or not isinstance(value, (str, int, float))]
+           if name not in known or not isinstance(value, str if name == "model" else (
+               str, int, float))]
     if odd:
         raise UserError(f"{folder}/deploy.json: flag {_shown(odd[0])} is not known here; was it "
                         "written by another version?")
@@ -5622,14 +6012,14 @@ def use_run_lengths(args: Any) -> None:
 
 
 def told_number(run: Mapping[str, Any], name: str) -> Optional[float]:
-    """A number of summary.json by its dotted name: None where absent or null, inf where failures
-    reach it. UserError where it is no number."""
+    """A number of summary.json by its dotted name: None where absent or null; a latency is inf
+    where failures reach it. UserError where it is no number."""
     value: Any = run
     for key in name.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if value is None:
         return None
-    if value == "inf":
+    if value == "inf" and "_s." in name:
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < ABSURD:
         raise UserError(f"summary.json: {name} is {_shown(value)}; expected a number, not negative")
@@ -5680,8 +6070,8 @@ def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str,
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
         row["implied_mfu"] = (step.compute_s + prefill_share_s(d, seqs)) / tpot
     row["meets_slo"] = None if attained is None else attained >= target
-    row["trusted"] = bool(row["completed"] and row["implied_mbu"]
-                          and row["verdict"] not in NOT_TRUSTED)
+    row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
+                          and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
     return {key: "inf" if value == math.inf else value for key, value in row.items()}
 
 
@@ -5870,6 +6260,7 @@ class Metrics(NamedTuple):
     tpot_text: str
     preempted: str  # an expression that is above zero while sequences lose their KV
     switch: str  # what has to be on for it
+    e2e: str
 
 
 # Source: the engines' pages on production metrics; tensorrt_llm/metrics/collector.py.
@@ -5877,23 +6268,25 @@ METRICS = {
     "vllm": Metrics("vllm:num_requests_waiting", "vllm:num_requests_running",
                     "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds",
                     "vllm:request_time_per_output_token_seconds", "TPOT",
-                    "sum(increase(vllm:num_preemptions_total{of}[5m]))", "nothing: on by default"),
+                    "sum(increase(vllm:num_preemptions_total{of}[5m]))", "nothing: on by default",
+                    "vllm:e2e_request_latency_seconds"),
     "sglang": Metrics("sglang:num_queue_reqs", "sglang:num_running_reqs", "sglang:token_usage",
                       "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds",
                       "inter-token latency (SGLang has no TPOT of requests)",
                       "sum(increase(sglang:num_retracted_requests_total{of}[5m]))",
-                      "--enable-metrics"),
+                      "--enable-metrics", "sglang:e2e_request_latency_seconds"),
     "trtllm": Metrics("trtllm_num_requests_waiting", "trtllm_num_requests_running",
                       "trtllm_kv_cache_utilization", "trtllm_time_to_first_token_seconds",
                       "trtllm_time_per_output_token_seconds", "TPOT",
                       "sum(trtllm_num_paused_requests{of})",
                       "return_perf_metrics and enable_iter_perf_stats: true in its YAML; scrape "
-                      "/prometheus/metrics")}
+                      "/prometheus/metrics", "trtllm_e2e_request_latency_seconds")}
 STORAGE_ASSUMED_BYTES_S = GIGA  # object storage
 PULL_ASSUMED_S = 60.0  # an engine's image is about 10 GB
 INIT_ASSUMED_S = (100.0, 200.0)  # TP=1, wider: measured 94 s (8B, L40S), 205 s (70B FP8, TP=8)
 DETECT_S = 60.0  # scrape and polling intervals of 15 s, a rule's window of 30 s
 KV_MOST = 0.8  # of the pool: past it a burst preempts
+KV_LEAST = 0.3  # under it a trigger would fire on next to nothing
 KV_ALERT = 0.95
 
 
@@ -5943,17 +6336,20 @@ def scaling_of(case: Case, plan: Plan, best: Steady, cold_s: float, answer: Answ
     most = answer.add("autoscale.max_replicas", max(least, plan.replicas + plan.spares), "replicas",
                       "max(least, replicas + spares)", "the plan, with its spare", least=least,
                       replicas=plan.replicas, spares=plan.spares)
-    in_flight = answer.add("autoscale.in_flight_per_replica", calm.rate_rps * calm.e2e_s,
-                           "requests", "rate * e2e_s", LITTLE, rate=calm.rate_rps,
-                           e2e_s=calm.e2e_s)
-    spare_s = load.slo_ttft_s - calm.ttft_p99_s if load.slo_ttft_s < math.inf else lead
-    queue = answer.add("autoscale.queue_per_replica", max(1, math.floor(spare_s * rate)),
-                       "requests", "max(1, spare_s * rate // 1)", "the queue that takes what the "
-                       "TTFT SLO leaves (without one: what arrives in the lead time)",
-                       spare_s=spare_s, rate=rate)
-    kv = answer.add("autoscale.kv_share", min(KV_MOST, calm.batch * case.d.history_tokens
-                                              / plan.kv_tokens_per_replica), "",
-                    "min(most, batch * history / kv_tokens)", "KV held at that load", most=KV_MOST,
+    in_flight = answer.add(
+        "autoscale.in_flight_per_replica",
+        min(calm.rate_rps * calm.e2e_s, plan.max_num_seqs * HEADROOM), "requests",
+        "min(rate * e2e_s, slots * headroom)", f"{LITTLE}, at most its share of the batch slots",
+        rate=calm.rate_rps, e2e_s=calm.e2e_s, slots=plan.max_num_seqs, headroom=HEADROOM)
+    spare_s = max(0.0, min(load.slo_ttft_s - calm.ttft_p99_s, load.slo_e2e_s - calm.e2e_s, lead))
+    queue = answer.add("autoscale.queue_per_replica", max(1, min(plan.max_num_seqs, math.floor(
+        spare_s * rate))), "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
+        "takes what the SLOs leave, at most as many as there are slots", spare_s=spare_s, rate=rate,
+        slots=plan.max_num_seqs)
+    kv = answer.add("autoscale.kv_share", max(KV_LEAST, min(KV_MOST, calm.batch * (
+        case.d.history_tokens) / plan.kv_tokens_per_replica)), "",
+                    "max(least, min(most, batch * history / kv_tokens))", "KV held at that load, "
+                    "within sense", least=KV_LEAST, most=KV_MOST,
                     batch=calm.batch, history=case.d.history_tokens,
                     kv_tokens=plan.kv_tokens_per_replica)
     return Scaling(cold_s, lead, least, most, in_flight, queue, kv)
@@ -6069,7 +6465,7 @@ def keda_object(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
                       load.slo_ttft_s))
     triggers = [{"type": "prometheus", "name": called, "metricType": kind, "metadata": {
         "serverAddress": "http://prometheus.monitoring.svc:9090", "query": query,
-        "threshold": f"{most:.4g}"}} for called, kind, query, most in asked]
+        "threshold": f"{most:.3f}".rstrip("0").rstrip(".")}} for called, kind, query, most in asked]
     behavior = {
         "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [
             {"type": "Percent", "value": 100, "periodSeconds": 60}]},
@@ -6090,14 +6486,16 @@ def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
     best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
     rows: List[Tuple[str, str, str, str, str]] = []
     for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
-                                   ("Tpot", names.tpot, load.slo_tpot_s)):
-        if slo_s < math.inf:
-            text = "TTFT" if what == "Ttft" else names.tpot_text
+                                   ("Tpot", names.tpot, load.slo_tpot_s),
+                                   ("E2e", names.e2e, load.slo_e2e_s)):
+        if slo_s < math.inf and histogram:
+            text = names.tpot_text if what == "Tpot" else what.upper()
             rows.append((f"{what}P99AboveSlo", f"{quantile_99(histogram, of)} > {slo_s:.4g}", "5m",
                          "page", f"{text} p99 is above the SLO of {scaled(slo_s, 's')}"))
     rows += [
-        ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > {scale.queue}", "2m", "page",
-         f"more than {scale.queue} wait on each replica: the TTFT SLO has no room for it"),
+        ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > "
+         f"{scale.queue / case.d.attention_dp:.4g}", "2m", "page",
+         f"more than {scale.queue} wait on each replica: the SLO has no room for it"),
         ("KvCacheNearlyFull", f"max({names.kv}{of}) > {KV_ALERT}", "5m", "ticket",
          "a replica's KV pool is nearly full: it will preempt"),
         ("Preemptions", f"{names.preempted.replace('{of}', of)} > 0", "5m", "ticket",
@@ -6410,7 +6808,8 @@ def why_replicas(at: Stand) -> Answered:
         return Answered(
             f"Why {counted(d.replicas, 'replica')}?",
             f"as the flags say{held}; --rate and an SLO make a plan",
-            f"it is the least that can be bought{held}; your traffic decides how many")
+            f"{'it is the least that can be bought' if d.replicas == 1 else 'as you asked'}{held}; "
+            "your traffic decides how many")
     rate, each = figure(plan.load.rate_rps), figure(plan.rate_per_replica_rps)
     return Answered(
         f"Why {counted(plan.replicas, 'replica')}?",
@@ -6608,8 +7007,9 @@ SETTINGS = (
             "No CUDA graphs: for debugging"),
     Setting("load_format", "Cold start", "--load-format", "--load-format", "",
             "runai_streamer streams weights from storage"),
-    Setting("metrics", "Nothing: what autoscaling and alerts read", "", "--enable-metrics", "",
-            "", "vLLM always serves /metrics"),
+    Setting("metrics", "Nothing: what autoscaling and alerts read", "", "--enable-metrics",
+            "return_perf_metrics", "", "vLLM always serves /metrics"),
+    Setting("iteration_metrics", "", "", "", "enable_iter_perf_stats"),
     Setting("trust", "Nothing: the tokenizer is the checkpoint's own code",
             "--trust-remote-code", "--trust-remote-code", "--trust_remote_code"),
 )
@@ -6780,10 +7180,7 @@ def _limit_values(launch: Launch) -> Values:
     share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
                               "memory for the engine; the KV pool is what is left of it")
     if launch.engine == "trtllm":
-        m = memory_of(d._replace(util=launch.util))
-        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
-        share = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
-        of = f"what loading leaves free; util {launch.util:g} of all memory"
+        of = f"what loading leaves free; util {d.util:g} of all memory"
     kv = f"{figure(sequence_bytes(d, launch.max_model_len) / GIB)} GiB/GPU of KV each"
     return {
         "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
@@ -6798,7 +7195,7 @@ def _option_values(launch: Launch) -> Values:
     """What the question involves: precision, caching, speculation, adapters, transfer, loading."""
     d, on = launch.d, _switch(launch)
     values: Values = {
-        "metrics": ("", "queue depth, token usage"),
+        "metrics": (on, "queue depth, token usage"), "iteration_metrics": (on, "the same"),
         ("prefix_caching" if launch.prefix_caching else "no_prefix_caching"): (
             on, "a shared prefix is prefilled once" if launch.prefix_caching else "every prompt "
             "prefilled, for a clean benchmark")}
@@ -6960,9 +7357,16 @@ def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
     return [*head, " \\\n".join([start, *(f"    {word}" for word in words)])]
 
 
+def one_replica(case: Case) -> Deployment:
+    """The deployment that a command starts: a planned fleet is so many commands of one replica."""
+    fleet = case.plan and case.plan.load.rate_rps and case.d.attention_dp == 1
+    return case.d._replace(dp=1) if fleet else case.d
+
+
 def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
-    d, args, plan = case.d, case.args, case.plan
+    args, plan = case.args, case.plan
+    d = one_replica(case)
     own = settings_of(d, args, plan)
     held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
                * d.attention_dp)
@@ -7022,7 +7426,8 @@ def say_launch(case: Case, answer: Answer) -> None:
     notes = answer.add("engine.launch_notes", launch_notes(launch))
     answer.lines.append("")
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
-    copies = f", one of {case.plan.replicas} replicas" if case.plan and case.plan.replicas else ""
+    asked = case.plan.replicas if case.plan else 0
+    copies = f", one of {counted(asked, 'replica')}" if asked else ""
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
@@ -7041,8 +7446,9 @@ def say_launch(case: Case, answer: Answer) -> None:
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    if not case.memory.fits:
-        notes = [*notes, "it does NOT fit: the engine would refuse to start (SHORT, WOULD DO)"]
+    refused = engine_answer(case.d, settings_of(case.d, case.args, case.plan)).refusals
+    if refused:
+        notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
     answer.lines += ["", *"\n".join(lines).split("\n")]
@@ -7407,8 +7813,9 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     need = needed_context(case)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
-        yield Advice(flag("ctx"), had.get("ctx"), str(most), "max context: one request of "
-                     f"{count(d.ctx_tokens)} does not fit the KV pool, the engine refuses to start")
+        yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one "
+                     f"request of {count(d.ctx_tokens)} does not fit the KV pool, the engine "
+                     "refuses to start")
     elif not had.get("ctx"):
         own = f"the model's own {count(d.model.max_len)}" if d.model.max_len else "the model's own"
         yield Advice(flag("ctx"), None, str(need or d.ctx_tokens), f"max context: not set, so {own}"
@@ -7569,12 +7976,17 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
     """The whole answer about one deployment; about the cheapest one where a search is asked."""
     engine, load = args.engine or "vllm", load_of(args)
     ranked: List[Candidate] = []
-    if load and not args.measured and not {"tp", "weights", "weight_bytes"} & args.given:
+    if load and d.model.max_len and load.context_tokens > d.model.max_len:
+        raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
+                        f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
+                        "another model")
+    searched = load and not args.measured and "tp" not in args.given
+    if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
     cal = calibration_of(d, engine, tables)
-    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables,
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=bool(searched),
                                      plan=load and plan_of(d, load, cal, engine))
     answer = Answer()
     for section in SECTIONS:
@@ -7912,11 +8324,18 @@ def parse_args(argv: Sequence[str]) -> Any:
     return args
 
 
+# Whose FP8 copies of their 16-bit models have blocks of 128 x 128, as in DeepSeek-V3
+BLOCK_FP8_MAKERS = ("Qwen/", "deepseek-ai/", "zai-org/", "MiniMaxAI/", "moonshotai/")
+
+
 def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
     """The model; where a pasted command named it and it is not known, the error says what to do."""
     pasted = getattr(args, "from")
     try:
-        return find_model(args, tables)
+        model = find_model(args, tables)
+        own = pasted and args.model == pasted.resolved and pasted.stored == "fp8"
+        return model._replace(native="fp8") if own and pasted.model.startswith(
+            BLOCK_FP8_MAKERS) else model
     except UserError as error:
         if not pasted or args.model != pasted.resolved:
             raise
@@ -7943,6 +8362,8 @@ def settle(args: Any) -> None:
         args.model = args.compare.pop()  # capacity.py --compare tp=1,2 MODEL
     if args.spec_accept is not None and args.spec_accept_len is not None:
         raise UserError("--spec-accept and --spec-accept-len say the same thing; give one")
+    if args.compare is not None and args.save:
+        raise UserError("--save writes one deployment, --compare has several; drop one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
     for flag in (flag for flags in FLAGS.values() for flag in flags):
@@ -7992,7 +8413,14 @@ def load_of(args: Any) -> Optional[Load]:
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
     return Load(args.rate, args.mean_rate, args.input_len, args.output_len, shared, ttft, tpot,
-                e2e, args.max_num_seqs or SEQS_MOST)
+                e2e, args.max_num_seqs, args.max_num_batched_tokens)
+
+
+def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
+    """Raise UserError where --gpu-price names a GPU that is not known."""
+    for name in set(args.prices or ()) - {"", args.gpu}:
+        with_name = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
+        args.prices[with_name] = args.prices[name]
 
 
 def price_of(args: Any, gpu: str) -> Optional[float]:
@@ -8003,6 +8431,7 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     use_workload(args, tables)
+    check_prices(args, tables)
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
     links = tables.get("links", [])

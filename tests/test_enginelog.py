@@ -4,6 +4,7 @@
 """
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -43,6 +44,15 @@ class Weights(unittest.TestCase):
         self.assertEqual(capacity.weights_bytes_per_gpu(d), 70.6e9 / 2)
         self.assertGreater(rank_bytes("llama-3.1-70b --weights fp8 --tp 2"), 70.6e9 / 2)
 
+    def test_nvfp4_leaves_attention_and_mamba_alone_and_packs_the_experts(self):
+        line = "nemotron-3-super-120b-a12b --weights nvfp4 --gpu b200"
+        self.assertAlmostEqual(rank_bytes(line) / GIB, 71, delta=3)
+        stored = capacity.stored_weights(deployment(line).model.tensors,
+                                         capacity.stored_as(deployment(line)))
+        label = {part.tensor.name: part.label for part in stored}
+        self.assertEqual(label["mixer.experts.*.up_proj"], "nvfp4")
+        self.assertEqual((label["mixer.q_proj"], label["mixer.in_proj"]), ("bf16", "bf16"))
+
     def test_one_rank_holds_what_the_checkpoint_declares(self):
         for name in ("gpt-oss-20b", "gpt-oss-120b", "llama-3.1-8b", "qwen3-30b-a3b"):
             with self.subTest(name):
@@ -79,6 +89,12 @@ def asked(line):
     d = capacity.deployment_of(args, TABLES)
     s = capacity.settings_of(d, args)
     return d, s, capacity.engine_answer(d, s)
+
+
+def screen(line):
+    args = capacity.parse_args(line.split())
+    answer = capacity.answer_for(capacity.deployment_of(args, TABLES), args, TABLES)
+    return " ".join(" ".join(answer.lines).split())
 
 
 def answer_json(line):
@@ -131,6 +147,37 @@ class Logs(unittest.TestCase):
                 self.assertAlmostEqual(loaded / logged_gib, 1, delta=0.005)
 
 
+class Drafting(unittest.TestCase):
+    LINE = "deepseek-v3 --tp 8 --gpu h200 --engine vllm"
+
+    def test_mtp_costs_its_layer_s_weights_and_cache(self):
+        plain, drafting = asked(self.LINE)[2], asked(self.LINE + " --spec-accept 0.8")[2]
+        more = drafting.memory.weights_bytes - plain.memory.weights_bytes
+        model = deployment(self.LINE).model
+        self.assertGreater(more, model.mtp_params / 8)  # its projection is whole on each rank
+        self.assertLess(more, 1.3 * model.mtp_params / 8)
+        self.assertAlmostEqual(drafting.pool.block_bytes / plain.pool.block_bytes, 1 + 1 / 61)
+
+    def test_eagle_adds_one_layer_as_logged(self):
+        # vLLM, June 2025: 51.63 GiB are 410,128 tokens of Llama-3.1-8B with an EAGLE drafter
+        _, tokens = pool_of("llama-3.1-8b --engine vllm --max-model-len 131072 --spec-method "
+                            "eagle", 51.63)
+        self.assertAlmostEqual(tokens / 410128, 1, delta=1e-4)
+
+    def test_the_answer_says_what_it_assumed(self):
+        self.assertIn("speculation by mtp (assumed): about",
+                      screen(self.LINE + " --spec-accept .8"))
+        self.assertIn("NOT counted", screen("llama-3.1-8b --engine vllm --spec-method draft_model"))
+        self.assertNotIn("speculation by", screen("llama-3.1-8b --engine vllm"))
+        self.assertEqual(answer_json(self.LINE + " --spec-accept .8")["engine"]["draft_layers"], 1)
+
+    def test_a_recurrent_state_is_kept_for_each_drafted_token(self):
+        line = "qwen3-next-80b-a3b --tp 4 --engine vllm"
+        plain, drafting = (asked(text)[2].pool.blocks_per_request
+                           for text in (line, line + " --spec-method mtp --spec-tokens 2"))
+        self.assertGreater(drafting, plain)
+
+
 class Profiling(unittest.TestCase):
     def test_the_sampler_warm_up_is_the_peak_at_many_sequences(self):
         # "PyTorch activation peak" of Llama-3.1-8B on H100 and Qwen3-4B on T4
@@ -172,6 +219,15 @@ class Profiling(unittest.TestCase):
         self.assertEqual(s.util, 0.88)
         self.assertAlmostEqual(found.tokens / 444500, 1, delta=0.01)  # logged, H100
         self.assertEqual(asked("llama-3.1-8b --engine sglang --util 0.5")[1].util, 0.5)
+
+    def test_tensorrt_is_reckoned_with_the_share_that_its_command_has(self):
+        engine = answer_json("llama-3.1-70b --tp 4 --engine trtllm --util 0.8")["engine"]
+        share = float(engine["command"].split('free_gpu_memory_fraction": ')[1].split("}")[0]
+                      .split(",")[0])
+        self.assertAlmostEqual(share, engine["util"], delta=1e-4)
+        room = engine["total_bytes"] - engine["weights_bytes"] - engine["activation_bytes"] \
+            - engine["other_bytes"]
+        self.assertAlmostEqual(engine["available_kv_bytes"] / room, engine["util"], delta=1e-6)
 
     def test_versions_are_read_as_people_and_engines_write_them(self):
         for text, version in (("0.33", (0, 33)), ("v0.14.0rc2.dev348", (0, 14, 0)), ("V0", (0,)),
@@ -234,7 +290,8 @@ class Refusals(unittest.TestCase):
         "llama-3.1-8b --max-num-batched-tokens 512",
         "llama-3.1-8b --max-model-len 200000",
         "llama-3.1-8b --util 1",
-        "qwen3-30b-a3b --weights fp8 --tp 4")
+        "mimo-v2-flash --tp 8 --gpu h200",
+        "glm-4.6 --tp 8 --weights awq --gpu h200")
 
     def test_each_refusal_is_cured_by_the_flag_it_names(self):
         for line in self.REFUSED:
@@ -252,9 +309,80 @@ class Refusals(unittest.TestCase):
 
     def test_what_starts_is_not_refused(self):
         for line in ("llama-3.1-8b", "llama-3.1-70b --tp 4", "qwen3-30b-a3b --weights fp8 --tp 2",
-                     "deepseek-v3 --gpu h200 --tp 8", "qwen2.5-14b --weights awq --tp 4"):
+                     "deepseek-v3 --gpu h200 --tp 8", "qwen2.5-14b --weights awq --tp 4",
+                     "gpt-oss-120b --tp 8", "gpt-oss-120b --tp 4"):  # MXFP4 experts are padded
             with self.subTest(line):
                 self.assertEqual(asked(line + " --engine vllm")[2].refusals, [])
+
+    def test_fp8_has_blocks_only_where_the_checkpoint_itself_is_fp8(self):
+        shard = "fp8 scales do not divide"
+        for line, refused in (("qwen3-235b-a22b --weights fp8 --tp 8", False),  # made at load
+                              ("mimo-v2-flash --gpu h200 --tp 8", True)):
+            with self.subTest(line):
+                whats = [r.what for r in asked(line + " --engine vllm")[2].refusals]
+                self.assertEqual(any(what.startswith(shard) for what in whats), refused)
+        for made_by, refused in (("Qwen/Qwen3-235B-A22B-FP8", True),
+                                 ("RedHatAI/Qwen3-235B-A22B-FP8-dynamic", False)):
+            with self.subTest(made_by):
+                args = capacity.parse_args(["--from", f"vllm serve {made_by} -tp 8"])
+                d = capacity.deployment_of(args, TABLES)
+                found = capacity.engine_answer(d, capacity.settings_of(d, args))
+                self.assertEqual(any(r.kind == "shard" for r in found.refusals), refused)
+        self.assertEqual(capacity.stored_as(deployment("qwen3-235b-a22b --weights fp8"))
+                         .rules[0][1].block, 1)
+
+    def test_an_empty_pool_is_not_cured_by_a_shorter_context(self):
+        found = asked("deepseek-v4-flash --tp 1 --engine vllm --max-model-len 2000000")[2]
+        self.assertIn("--tensor-parallel-size", found.refusals[-1].cure)
+        self.assertNotIn("--max-model-len", found.refusals[-1].cure)
+        self.assertEqual([r.kind for r in found.refusals], ["length", "room"])
+
+    def test_fewer_sequences_are_tried_before_the_last_of_the_memory(self):
+        for ctx, cure in ((8192, "--max-num-seqs 256"),
+                          (23008, "--max-num-seqs 256 --gpu-memory-utilization 0.92")):
+            with self.subTest(ctx):
+                found = asked(f"llama-3.1-70b --tp 2 --ctx {ctx} --engine vllm")[2]
+                self.assertEqual(found.refusals[0].cure, cure)
+        given = asked("llama-3.1-70b --tp 2 --max-num-seqs 1024 --engine vllm")[2]
+        self.assertNotIn("--max-num-seqs", given.refusals[0].cure)
+
+    def test_sglang_and_tensorrt_refuse_a_request_past_their_pool(self):
+        for line in ("llama-3.1-70b --tp 2 --ctx 131072 --engine trtllm",
+                     "llama-3.1-8b --gpu l4 --engine sglang"):
+            with self.subTest(line):
+                found = asked(line)[2]
+                self.assertLess(found.concurrency, 1)
+                cured = asked(f"{line} {found.refusals[0].cure}")[2]
+                self.assertGreaterEqual(cured.concurrency, 1)
+
+    def test_cures_taken_in_turn_end_and_none_comes_back(self):
+        names = sorted(row["name"] for row in TABLES["models"])
+        gpus = sorted(row["name"] for row in TABLES["gpus"])
+        chosen = random.Random(0)
+        lines = [f"{chosen.choice(names)} --gpu {chosen.choice(gpus)} --tp "
+                 f"{chosen.choice((1, 1, 2, 4, 8))} --ctx {chosen.choice((8192, 65536, 262144))}"
+                 f" --engine {chosen.choice(('vllm', 'vllm', 'sglang', 'trtllm'))}"
+                 + chosen.choice(("", "", " --weights fp8", " --weights awq", " --util 0.99",
+                                  " --spec-accept 0.8")) for _ in range(55)]
+        lines += [f"{line} --engine vllm" for line in (
+            "mimo-v2-flash --gpu a100", "kimi-k2 --gpu h100 --tp 4", "glm-5.2 --tp 8",
+            "glm-5.3 --tp 8", "glm-4.6 --tp 8 --weights awq --gpu h200", "deepseek-v4-flash",
+            "deepseek-v4-pro --gpu a100 --util 1")]
+        cures = 0
+        for line in lines:
+            with self.subTest(line):
+                try:
+                    refusals = asked(line)[2].refusals
+                except capacity.UserError:
+                    continue  # that TP does not divide its heads
+                for _ in range(4):
+                    if not refusals or refusals[0].cure == capacity.NO_CURE:
+                        break
+                    before, line = refusals[0].kind, f"{line} {refusals[0].cure}"
+                    refusals, cures = asked(line)[2].refusals, cures + 1
+                    self.assertNotIn(before, [r.kind for r in refusals])
+                self.assertTrue(not refusals or refusals[0].cure == capacity.NO_CURE, line)
+        self.assertGreater(cures, 20)
 
     def test_the_longest_context_is_the_one_that_just_fits(self):
         d, s, found = asked("llama-3.1-8b --gpu l4 --max-model-len 131072 --engine vllm")
@@ -394,6 +522,16 @@ class StartupLog(unittest.TestCase):
                 self.assertEqual(stderr.getvalue().count("\n"), 1)
         with self.assertRaises(capacity.UserError):
             capacity.parse_args(["llama-3.1-8b", "--startup-log", "/no/such/file"])
+
+    def test_the_reserve_of_a_log_is_called_that(self):
+        text = screen("llama-3.1-8b --startup-log " + self.written(NEW_LOG))
+        self.assertIn("+ reserve (logged) 1.70", text)
+        self.assertNotIn("not torch's", text[text.index("ENGINE"):])
+
+    def test_no_memory_for_kv_is_called_none(self):
+        log = NEW_LOG.replace("56.21 GiB", "-0.03 GiB").replace("15.0 GiB", "71.24 GiB")
+        text = screen("llama-3.1-8b --startup-log " + self.written(log))
+        self.assertIn("Available KV cache memory: none (0.03 GiB short)", text)
 
     def test_a_log_of_another_tp_is_refused(self):
         name = self.written(V1_LOG)

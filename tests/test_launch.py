@@ -129,7 +129,7 @@ class Commands(unittest.TestCase):
                 "lognormal:mean=2000,cv=0.5 --shared-prefix-len 1500 --output-len 300 "
                 "--slo-ttft-ms 800 --slo-tpot-ms 50 --engine ")
         self.assertEqual(flags(line + "vllm"), {
-            "--tensor-parallel-size": "2", "--data-parallel-size": "2", "--quantization": "fp8",
+            "--tensor-parallel-size": "2", "--quantization": "fp8",
             "--kv-cache-dtype": "fp8", "--max-model-len": "8192", "--max-num-seqs": "160",
             "--max-num-batched-tokens": "4096", "--enable-prefix-caching": "",
             "--gpu-memory-utilization": "0.9"})
