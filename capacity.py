@@ -3653,7 +3653,8 @@ class Calibration(NamedTuple):
     prefill_link_share: float = 0.8
     routing: float = 0.9  # independent tokens that route as one of the batch, at batch 1
     routing_power: float = 0.82  # and how they grow with the batch: alike tokens share experts
-    ttft_share: float = 3.0  # TTFT over prefill and one step: prompts wait for each other
+    ttft_waits: float = 3.4  # TTFT over prefill and one step: prompts wait for each other
+    ttft_burst: float = 0.06  # and for the others of the batch, where they start together
     low: float = 0.5  # the 80% band of measured over expected
     high: float = 2.0
     basis: str = "starting values, measured on nothing"
@@ -3734,20 +3735,22 @@ def stored_bits(d: Deployment) -> int:
 
 
 def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-    """The band and its basis: of the kind of model on this engine, wider where not measured."""
-    kind, arch = "MoE" if d.model.experts else "dense", generation(d.gpu)
-    bands = {row["name"]: row for row in rows}
-    if kind not in bands:
+    """The band and its basis: of all points of this kind of model, wider where none is alike."""
+    kind, arch, bits = "MoE" if d.model.experts else "dense", generation(d.gpu), stored_bits(d)
+    row = next((row for row in rows if row["name"] == kind), None)
+    if row is None:
         return {}
-    row = bands.get(f"{kind} {engine}", bands[kind])
-    absent = [what for what, known in ((engine, engine in row["engines"]), (
-        arch or d.gpu.name, arch in row["archs"]), (f"{stored_bits(d)}-bit weights",
-                                                    stored_bits(d) in row["bits"])) if not known]
+    near = sum(n for seen, n in row["seen"].items() if seen.startswith(f"{engine} {arch}/"))
+    known = {word for seen in row["seen"] for engine_is, _, on in [seen.partition(" ")]
+             for word in (engine_is, on.partition("/")[0], on)}
+    absent = [what for what, word in (
+        (engine, engine), (arch or d.gpu.name, arch),
+        (f"{bits}-bit weights on {arch or d.gpu.name}", f"{arch}/{bits}")) if word not in known]
     wider = WIDER if absent else 1.0
-    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups left "
-             f"out: median error {row['median']:.0%}")
+    basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
+             f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
     if absent:
-        basis = f"{' and '.join(absent)} not measured, band widened; {basis}"
+        basis = f"{absent[0]} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
 
 
@@ -3770,7 +3773,7 @@ def expected_terms(d: Deployment, batch: float, cal: Calibration, held: RankWeig
     weights = ((held.dense_bytes - held.unread_bytes) / cal.mbu
                + held.expert_bytes * touched / cal.expert_mbu) * d.pp / bandwidth
     kv = seqs * read_bytes(d, d.history_tokens) * d.pp / (bandwidth * cal.kv_mbu)
-    flop = flop_per_gpu(d, seqs, everywhere) * d.pp * d.stage_share
+    flop = (2 * seqs * dense_params(m) / d.tp + 2 * everywhere * expert_params(m) / d.expert_ranks)
     layers = (m.layers * cal.layer_s + m.expert_layers * cal.moe_layer_s
               + latent_layers(m) * cal.mla_layer_s)
     sent = collectives(d, seqs) + context_collectives(d, seqs)
@@ -3784,6 +3787,17 @@ def expected_terms(d: Deployment, batch: float, cal: Calibration, held: RankWeig
 def expected_touched(d: Deployment, tokens: float, cal: Calibration) -> float:
     """Share of the experts that a step reads: so many tokens touch as many as fewer independent."""
     return touched_share(d.model, max(1.0, cal.routing * tokens**cal.routing_power))
+
+
+def expert_params(model: Model) -> float:
+    """Parameters of routed experts that a token multiplies by."""
+    share = model.top_k / model.experts if model.experts else 0.0
+    return expert_param_share(model) * model.params * share if share else 0.0
+
+
+def dense_params(model: Model) -> float:
+    """The other parameters that a token multiplies by: no look-up of embeddings."""
+    return model.active_params - expert_params(model)
 
 
 def latent_layers(model: Model) -> int:
@@ -3801,9 +3815,11 @@ def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
 
     Linear layers, experts, causal attention and collectives, each at its efficiency.
     """
-    dense = flop_per_gpu(d, tokens, 0.0) / cal.prefill_mfu
-    expert = (flop_per_gpu(d, 0.0, tokens) / cal.expert_prefill_mfu if d.model.experts else 0.0)
-    return ((dense + expert) / d.pcp / peak_flop_s(d)
+    m = d.model
+    head = m.hidden * m.vocab  # one token of the prompt goes through it
+    linear = ((dense_params(m) - head) / d.tp / cal.prefill_mfu
+              + expert_params(m) / d.expert_ranks / cal.expert_prefill_mfu)
+    return (2 * tokens * linear / d.pcp / peak_flop_s(d)
             + attention_flop(d, tokens) / (d.tp * d.pcp * d.gpu.flop_s["bf16"] * cal.attention_mfu)
             + (collective_seconds(d, prefill_collectives(d, tokens)) or 0.0)
             / cal.prefill_link_share)
@@ -3833,7 +3849,7 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
     gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
     for _ in range(8):
         decoding, step = then, expected_terms(d, then, cal, held).step_s
-        ttft = cal.ttft_share * (prefill + step)
+        ttft = (cal.ttft_waits + cal.ttft_burst * batch) * (prefill + step)
         own, others = gaps * step, (batch - 1) * prefill
         less = own + others - ttft
         decode_s = (less + math.sqrt(less * less + 4 * own * ttft)) / 2
@@ -4786,7 +4802,6 @@ def room_knobs(d: Deployment) -> List[str]:
 
 
 EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
-PROMPTS_WAIT = "prompts wait for each other: mean of the measured points"
 
 
 def say_expected(case: Case, answer: Answer) -> None:
@@ -4810,7 +4825,8 @@ def say_expected(case: Case, answer: Answer) -> None:
                        output=max(2.0, d.output_tokens or ENDLESS))
     what = (f"TTFT {scaled(e.ttft_s, 's')}" if d.output_tokens
             else "prefill not counted without --output-len")
-    waits = f"; KV pool holds {batch} of {asked}, the rest wait" if limited else ""
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited
+             else "; it does not fit: as if it did" if case.memory.pool_bytes <= 0 else "")
     answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
@@ -4847,9 +4863,10 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
                decoding=e.decoding, sequence_s=cal.sequence_s)
     answer.add(key + "step_s", terms.step_s, "s", "max(bound_s, max(compute_s, weights_s + kv_s) + "
                "layers_s + comm_s + sequences_s)", EXPECTATION, **numbers)
-    answer.add(key + "ttft_s", e.ttft_s, "s", "ttft_share * (prefill_s + step_s)", PROMPTS_WAIT,
-               ttft_share=cal.ttft_share, step_s=e.step_s, prefill_s=e.ttft_s / cal.ttft_share
-               - e.step_s)
+    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
+               "step_s)", "prompts wait for each other, as measured; within a factor of two",
+               ttft_waits=cal.ttft_waits, ttft_burst=cal.ttft_burst, batch=e.batch,
+               step_s=e.step_s, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
                "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
     tpot = answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION,

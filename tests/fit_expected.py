@@ -50,7 +50,7 @@ START: Dict[str, Start] = {
     "mbu": Start(0.78, 1, 8, WIDTHS, {"Ampere/16": 1.05, "Blackwell/4": 0.8, "Hopper/16": 1.14,
                                       "Hopper/8": 1.14},
                  "share of HBM bandwidth: weights but routed experts"),
-    "expert_mbu": Start(0.75, 1, 8, (), {}, "the same of routed experts"),
+    "expert_mbu": Start(0.75, 1, 3, WIDTHS, {}, "the same of routed experts"),
     "kv_mbu": Start(0.85, 1000, 8, (), {}, "the same of KV history; from attention kernels over "
                     "512 MB, not fitted"),
     "mfu": Start(0.5, 1, 8, (), {}, "share of peak FLOP/s in decode"),
@@ -60,8 +60,8 @@ START: Dict[str, Start] = {
     "expert_prefill_mfu": Start(0.25, 1, 8, (), {}, "the same of routed experts"),
     "attention_mfu": Start(0.4, 1, 8, (), {}, "the same of attention over the prompt, of the BF16 "
                            "peak"),
-    "layer_s": Start(45e-6, 1, 1.5, ENGINES + ARCHES, {}, "fixed time of a layer in decode"),
-    "moe_layer_s": Start(35e-6, 1, 1.5, ENGINES + ARCHES, {}, "more, of a layer of experts"),
+    "layer_s": Start(45e-6, 1, 1, ENGINES + ARCHES, {}, "fixed time of a layer in decode"),
+    "moe_layer_s": Start(35e-6, 1, 1, ENGINES + ARCHES, {}, "more, of a layer of experts"),
     "mla_layer_s": Start(20e-6, 1, 1, (), {}, "more, of a layer with an MLA latent"),
     "sequence_s": Start(17e-6, 1, 1, (), {}, "a sequence in the batch, a step"),
     "all_reduce_s": Start(6e-6, 1, 1, (), {}, "latency of a collective over two GPUs; x "
@@ -71,7 +71,9 @@ START: Dict[str, Start] = {
     "routing": Start(0.9, 1, 0.5, ("balanced router", "biased router", "plain router"), {},
                      "independent tokens that touch as many experts as a batch of 1"),
     "routing_power": Start(0.9, 1, 1, (), {}, "and how they grow with the batch"),
-    "ttft_share": Start(3.0, 1, 1, (), {}, "TTFT over prefill and one step"),
+    "ttft_waits": Start(3.4, 1000, 1, (), {}, "TTFT over prefill and one step; this and the next "
+                        "from the measured TTFT, not fitted"),
+    "ttft_burst": Start(0.06, 1000, 1, (), {}, "more, for each in the batch: they start together"),
 }
 ROBUST = 0.06  # errors above this (in the logarithm) count for less than their square
 
@@ -255,18 +257,11 @@ def left_out(points: Sequence[Point], z: Sequence[float]) -> Dict[str, List[floa
     return found
 
 
-def kinds_of(points: Sequence[Point]) -> Dict[str, List[int]]:
-    """Which points each band is of: a kind of model on an engine, and the kind on all."""
-    found: Dict[str, List[int]] = {}
-    for i, p in enumerate(points):
-        kind = "MoE" if p.d.model.experts else "dense"
-        for name in (kind, f"{kind} {p.engine}"):
-            found.setdefault(name, []).append(i)
-    return {name: which for name, which in sorted(found.items())
-            if len({points[i].group for i in which}) >= GROUPS_LEAST}
+def kind_of(point: Point) -> str:
+    """The kind of model that has a band of its own."""
+    return "MoE" if point.d.model.experts else "dense"
 
 
-GROUPS_LEAST = 3  # a band of fewer groups says little of the next one
 OUTSIDE = 0.08  # of the points on each side of a band; under 10%, for the next group varies too
 
 
@@ -274,20 +269,20 @@ def bands_of(points: Sequence[Point], outs: Sequence[float]) -> List[Dict[str, A
     """The rows of the table `bands` from the errors of groups left out.
 
     Quantiles of measured over expected, each group weighed by the square root of its points.
+    seen: points by engine, GPU generation and width of the weights, those of the fit.
     """
     found = []
-    for name, which in kinds_of(points).items():
+    for kind in ("dense", "MoE"):
+        which = [i for i, p in enumerate(points) if kind_of(p) == kind]
         size = Counter(points[i].group for i in which)
         each = sorted((-outs[i], 1 / math.sqrt(size[points[i].group])) for i in which)
-        used = [points[i] for i in which if not points[i].aside]
-        found.append({
-            "name": name, "low": math.exp(quantile(each, OUTSIDE)),
-            "high": math.exp(quantile(each, 1 - OUTSIDE)),
-            "median": median(abs(math.exp(outs[i]) - 1) for i in which if not points[i].aside),
-            "points": len(used), "groups": len({p.group for p in used}),
-            "engines": sorted({p.engine for p in used}),
-            "archs": sorted({capacity.generation(p.d.gpu) for p in used}),
-            "bits": sorted({capacity.stored_bits(p.d) for p in used})})
+        used = [i for i in which if not points[i].aside]
+        seen = Counter(f"{p.engine} {capacity.generation(p.d.gpu)}/{capacity.stored_bits(p.d)}"
+                       for p in (points[i] for i in used))
+        found.append({"name": kind, "low": math.exp(quantile(each, OUTSIDE)),
+                      "high": math.exp(quantile(each, 1 - OUTSIDE)),
+                      "median": median(abs(math.exp(outs[i]) - 1) for i in used),
+                      "seen": dict(sorted(seen.items()))})
     return found
 
 
@@ -341,26 +336,32 @@ def error_text(errors: Iterable[float]) -> str:
     return f"{median(each):6.1%} {each[int(0.9 * len(each))]:6.1%}"
 
 
-def report(points: Sequence[Point], inside: Sequence[float], outs: Sequence[float],
-           bands: Sequence[Mapping[str, Any]]) -> None:
-    """In-sample and left-out error by kind and by group, and what each band holds of them."""
-    named = {row["name"]: row for row in bands}
-    print("error of TPOT, median and p90: fitted; left out; then its bias, and share in the band")
-    kinds = {name: which for name, which in kinds_of(points).items() if " " not in name}
-    for p in points:
-        kinds.setdefault("  " + p.group, [])
+def held_share(points: Sequence[Point], outs: Sequence[float], group: str) -> float:
+    """Share of a left-out group's points that the band made from the other groups holds."""
+    rest = [i for i, p in enumerate(points) if p.group != group]
+    bands = {row["name"]: row for row in bands_of([points[i] for i in rest],
+                                                  [outs[i] for i in rest])}
+    inside = [bands[kind_of(p)]["low"] <= math.exp(-error) <= bands[kind_of(p)]["high"]
+              for p, error in zip(points, outs) if p.group == group]
+    return sum(inside) / len(inside)
+
+
+def report(points: Sequence[Point], inside: Sequence[float], outs: Sequence[float]) -> None:
+    """In-sample and left-out error by kind, engine and group, and how the bands hold up."""
+    print("error of TPOT, median and p90: fitted; left out; then its bias, and share of its points "
+          "in the band of the others")
+    held = {group: held_share(points, outs, group) for group in {p.group for p in points}}
+    parts: Dict[str, List[int]] = {}
     for i, p in enumerate(points):
-        kinds["  " + p.group].append(i)
-    for name, which in kinds.items():
+        for name in (kind_of(p), f" {kind_of(p)} {p.engine}", f"  {p.group}"):
+            parts.setdefault(name, []).append(i)
+    for name in sorted(parts, key=lambda name: (name.count(" ", 0, 2), name)):
+        which = parts[name]
         used = [i for i in which if not points[i].aside] or which
-        held = 0
-        for i in which:
-            kind = "MoE" if points[i].d.model.experts else "dense"
-            band = named.get(f"{kind} {points[i].engine}") or named[kind]
-            held += band["low"] <= math.exp(-outs[i]) <= band["high"]
+        share = sum(held[points[i].group] for i in which) / len(which)
         print(f"{name:34s} {len(which):4d}  {error_text(inside[i] for i in used)}   "
               f"{error_text(outs[i] for i in used)}  "
-              f"{median(math.exp(outs[i]) - 1 for i in used):+6.1%} {held / len(which):5.0%}")
+              f"{median(math.exp(outs[i]) - 1 for i in used):+6.1%} {share:5.0%}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -376,7 +377,7 @@ def main(argv: Sequence[str]) -> int:
         for i, value in zip(which, logs([every[i] for i in which], other)):
             outs[i] = value
     constants, bands = noted(rows_of(z)), rounded(bands_of(every, outs))
-    report(every, inside, outs, bands)
+    report(every, inside, outs)
     for row in [*constants, *bands]:
         print(json.dumps(row))
     if "--write" in argv:
