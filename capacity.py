@@ -3910,7 +3910,7 @@ class Replica:
     def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
         """Hold the deployment, the load and the constants."""
         from statistics import fmean, pstdev
-        self.d, self.load, self.cal = d, load, cal
+        self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
         self.output = load.output_len.mean
         self.prefill_s = self._prefill(load.input_len.mean)
         self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
@@ -3935,7 +3935,8 @@ class Replica:
         a step to end, then takes its own; the p99 adds the deviations of wait (exponential tail)
         and prompt length as independent. Source: Kleinrock, Queueing Systems I.
         """
-        load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
+        load = self.load
+        decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
         steps = load.fresh_tokens / load.chunk_tokens
