@@ -4052,9 +4052,9 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     fleet = d.replicas if d.replicas > 1 else replicas
     steady = replica.at_rate(rate / replicas) if best and replicas else None
     tpot = load.slo_tpot_s * TPOT_MARGIN
-    if best and steady and tpot > LOOSE * best.tpot_s:
-        tpot = steady.tpot_s
-    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot) if best else 0.0
+    if tpot == math.inf or (best and tpot > LOOSE * best.tpot_s):
+        tpot = steady.tpot_s if steady else 0.0
+    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
     seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
                rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
