@@ -4811,7 +4811,8 @@ def say_expected(case: Case, answer: Answer) -> None:
                        output=max(2.0, d.output_tokens or ENDLESS))
     what = (f"TTFT {scaled(e.ttft_s, 's')}" if d.output_tokens
             else "prefill not counted without --output-len")
-    waits = f"; KV pool holds {batch} of {asked}, the rest wait" if limited else ""
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited else
+             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
     answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
