@@ -3744,8 +3744,8 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
         arch or d.gpu.name, arch in row["archs"]), (f"{stored_bits(d)}-bit weights",
                                                     stored_bits(d) in row["bits"])) if not known]
     wider = WIDER if absent else 1.0
-    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups left "
-             f"out: median error {row['median']:.0%}")
+    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups "
+             f"left out: median error {row['median']:.0%}")
     if absent:
         basis = f"{' and '.join(absent)} not measured, band widened; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
