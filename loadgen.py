@@ -28,6 +28,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import select
@@ -3781,8 +3782,8 @@ def block_keys(tokens: Sequence[Hashable], block_tokens: int) -> List[int]:
 class Job:
     """A request in the engine: what it asks for, and how far it is."""
 
-    __slots__ = ("cached", "capacity", "computed", "held", "id", "keys", "max_tokens", "n_in",
-                 "n_out", "published", "target")
+    __slots__ = ("cached", "capacity", "computed", "held", "id", "joined", "keys", "max_tokens",
+                 "n_in", "n_out", "number", "published", "spans", "target")
 
     def __init__(self, job_id: Hashable, n_in: int, max_tokens: int,
                  keys: Sequence[Hashable]) -> None:
@@ -3790,11 +3791,17 @@ class Job:
         self.id, self.n_in, self.max_tokens = job_id, n_in, max_tokens
         self.keys = keys  # of its first blocks, prompt and output alike
         self.target = n_in  # tokens to prefill; after a preemption its output too
-        self.n_out = self.computed = 0  # tokens emitted; tokens in the KV cache
+        self.number = 0  # in order of arrival
+        self.n_out = self.computed = 0  # tokens emitted; in the KV cache: at its last join or leave
+        self.joined = -1  # the step that ended its prefill, while it decodes
+        self.spans: List[Tuple[int, int]] = []  # steps [from, to) that each gave it a token
         self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
         self.capacity = 0  # tokens that its blocks can hold
         self.published = 0  # how many leading blocks have been offered to the prefix cache
         self.held: List[Hashable] = []  # keys of cached blocks that it holds a reference to
+
+
+ARRIVAL = operator.attrgetter("number")
 
 
 class Engine:
@@ -3805,6 +3812,9 @@ class Engine:
     there. When a decode finds no block, the latest arrival loses its own and starts again later:
     its tokens are recomputed, none is emitted twice. Cached blocks that no one holds are free,
     and lost least recently used first.
+
+    A step's cost does not depend on how many decode: each gains a token a step, so the steps at
+    which it next needs a block and at which it ends are known when it joins them.
     """
 
     def __init__(self, profile: Profile = MOCK) -> None:
@@ -3812,13 +3822,18 @@ class Engine:
         self.profile = profile
         self.decoding: List[Job] = []  # by arrival; all of them before all of prefilling,
         self.prefilling: List[Job] = []  # and these before all of the queue
-        self.queue: List[Job] = []
+        self.queue: Deque[Job] = collections.deque()
         self.jobs: Dict[Hashable, Job] = {}
         self.free_blocks = profile.num_blocks  # holding nothing
         self.references: Dict[Hashable, int] = {}  # of each cached block
         self.idle: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        self.steps = self.submitted = 0
+        self.context = 0  # tokens in the KV cache of those that decode
+        self.growing: Dict[int, List[Job]] = {}  # who needs a block before which step
+        self.ending: Dict[int, List[Job]] = {}  # who has all its tokens after how many steps
         self.admitted: List[Hashable] = []  # ids that the last step let in
-        self.sequences = 0  # served by the last step
+        self.ended: List[Job] = []  # those that it gave their last token
+        self.sequences = 0  # served by it
         self.preemptions = self.prefix_query_tokens = self.prefix_hit_tokens = 0
         self.prompt_tokens = self.generation_tokens = 0
 
@@ -3867,6 +3882,7 @@ class Engine:
         elif not isinstance(prompt, int):
             keys = block_keys(prompt, self.profile.block_tokens)
         job = self.jobs[job_id] = Job(job_id, n_in, max_tokens, keys)
+        job.number = self.submitted = self.submitted + 1
         self.queue.append(job)
         return job
 
@@ -3875,42 +3891,114 @@ class Engine:
         job = self.jobs.pop(job_id, None)
         if job is None:
             return False
-        for jobs in (self.decoding, self.prefilling, self.queue):
-            if job in jobs:
-                jobs.remove(job)
+        if job.joined >= 0:
+            self.decoding.remove(job)
+            self._leave(job)
+        else:
+            (self.prefilling if job in self.prefilling else self.queue).remove(job)
         self._release(job)
         return True
 
     def step(self) -> Tuple[float, List[Tuple[Hashable, int]]]:
         """Run one step: how long it takes [s], and the tokens it emits for each request."""
-        profile, preemptions = self.profile, self.preemptions
-        emitted: List[Tuple[Hashable, int]] = []
-        self.admitted = []
-        finished, context, prefill_tokens = False, 0, 0
-        for job in self.decoding:  # _grow may shorten the list at its end
-            if job.computed == job.capacity and not self._grow(job):
-                break
-            context += job.computed
-            job.computed += 1
-            job.n_out += 1
-            finished |= job.n_out == job.max_tokens
-            emitted.append((job.id, 1))
-        decode_tokens = self.sequences = len(emitted)
-        if self.prefilling or self.queue:
-            prefill_tokens = self._prefill(profile.max_num_batched_tokens - decode_tokens,
-                                           self.preemptions == preemptions, emitted)
-            finished |= len(emitted) > decode_tokens
-        self.generation_tokens += len(emitted)
-        if finished:
-            self._retire()
-        if not self.sequences:
-            return 0.0, emitted
-        return (max(decode_tokens * profile.flop_s_per_token,
-                    profile.weights_s + profile.kv_s_per_token * context)
-                + prefill_tokens * profile.prefill_s_per_token
-                + self.sequences * profile.sequence_s + profile.overhead_s), emitted
+        duration_s = self.advance()
+        served = self.decoding if duration_s else []
+        if self.ended:
+            served = sorted([*self.ended, *served], key=ARRIVAL)
+        return duration_s, [(job.id, 1) for job in served]
 
-    def _prefill(self, budget: int, may_admit: bool, emitted: List[Tuple[Hashable, int]]) -> int:
+    def stride(self, start_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Run steps from start_ns on until one ends a request, or ends at until_ns or later.
+
+        At least one; their ends are added to ends_ns [ns], and the last is returned: start_ns if
+        the engine is idle. The same steps as step() takes, and of the same lengths.
+        """
+        profile, now_ns = self.profile, start_ns
+        while True:
+            if self.prefilling or (self.queue and self.running < profile.max_num_seqs):
+                quiet = 0
+            else:
+                quiet = self._quiet(until_ns - now_ns)
+            if quiet > 1:
+                now_ns = self._glide(quiet, now_ns, until_ns, ends_ns)
+            else:
+                duration_s = self.advance()
+                if not duration_s:
+                    return now_ns
+                now_ns += max(1, round(duration_s / NS))
+                ends_ns.append(now_ns)
+                if self.ended:
+                    return now_ns
+            if now_ns >= until_ns:
+                return now_ns
+
+    def _quiet(self, left_ns: int) -> int:
+        """How many steps from now on only decode, and neither need a block nor end a request."""
+        if not self.decoding:
+            return 0
+        at, growing, ending = self.steps, self.growing, self.ending
+        if at in growing:
+            return 0
+        last = at + left_ns // max(1, round(self._decode_s(self.context) / NS)) + 1
+        at += 1
+        while at < last and at not in growing and at not in ending:
+            at += 1
+        return at - self.steps - (at in ending)
+
+    def _glide(self, quiet: int, now_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Up to so many quiet steps at once; when the last of them ends."""
+        n, context, before = len(self.decoding), self.context, len(ends_ns)
+        if self.profile.kv_s_per_token:
+            for _ in range(quiet):
+                now_ns += max(1, round(self._decode_s(context) / NS))
+                ends_ns.append(now_ns)
+                context += n
+                if now_ns >= until_ns:
+                    break
+        else:
+            each_ns = max(1, round(self._decode_s(context) / NS))
+            quiet = min(quiet, max(1, -(-(until_ns - now_ns) // each_ns)))
+            ends_ns.extend(range(now_ns + each_ns, now_ns + quiet * each_ns + 1, each_ns))
+            now_ns += quiet * each_ns
+        taken = len(ends_ns) - before
+        self.admitted, self.ended, self.sequences = [], [], n
+        self.steps += taken
+        self.context += taken * n
+        self.generation_tokens += taken * n
+        return now_ns
+
+    def _decode_s(self, context: int) -> float:
+        """How long a step takes that only decodes [s]."""
+        return self._took_s(len(self.decoding), context, 0, len(self.decoding))
+
+    def _took_s(self, decode_tokens: int, context: int, prefill_tokens: int, sequences: int
+                ) -> float:
+        """How long a step takes [s]: the equation of Profile."""
+        p = self.profile
+        return (max(decode_tokens * p.flop_s_per_token, p.weights_s + p.kv_s_per_token * context)
+                + prefill_tokens * p.prefill_s_per_token + sequences * p.sequence_s + p.overhead_s)
+
+    def advance(self) -> float:
+        """Run one step; how long it takes [s], 0 if there is nothing to do."""
+        preemptions = self.preemptions
+        self.admitted, self.ended = [], []
+        if self.steps in self.growing:
+            self._grow()
+        decode_tokens, context, prefill_tokens = len(self.decoding), self.context, 0
+        self.sequences = decode_tokens
+        if self.prefilling or self.queue:
+            prefill_tokens = self._prefill(self.profile.max_num_batched_tokens - decode_tokens,
+                                           self.preemptions == preemptions)
+        if not self.sequences:
+            return 0.0
+        self.steps += 1
+        self.context += decode_tokens
+        self.generation_tokens += len(self.decoding)
+        if self.steps in self.ending:
+            self._retire()
+        return self._took_s(decode_tokens, context, prefill_tokens, self.sequences)
+
+    def _prefill(self, budget: int, may_admit: bool) -> int:
         """Spend the rest of a step's tokens on prompts, the oldest first; how many were used."""
         left, done = budget, 0
         while left and (done < len(self.prefilling) or (may_admit and self._admit())):
@@ -3919,17 +4007,42 @@ class Engine:
             left -= chunk
             job.computed += chunk
             self.sequences += 1
-            self._publish(job)
+            self._publish(job, job.computed)
             if job.computed < job.target:
                 break  # out of tokens
             done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
-            job.n_out += 1
-            emitted.append((job.id, 1))
+            self._join(job)
         self.decoding += self.prefilling[:done]
         del self.prefilling[:done]
         return budget - left
+
+    def _join(self, job: Job) -> None:
+        """A prefill is complete in this step: its token comes with it, and one a step from now."""
+        job.joined = self.steps
+        self.context += job.computed
+        self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
+        self._await_block(job)
+
+    def _await_block(self, job: Job) -> None:
+        """Note when a decoding job will have filled its blocks, if that is before its end."""
+        if job.capacity < job.n_in + job.max_tokens - 1:
+            step = job.joined + 1 + job.capacity - job.computed
+            self.growing.setdefault(step, []).append(job)
+
+    def _leave(self, job: Job) -> None:
+        """A job decodes no longer: bring its counts up to date."""
+        gained = self.steps - job.joined  # tokens, the first from the prefill
+        for due, at in ((self.ending, job.joined + job.max_tokens - job.n_out),
+                        (self.growing, job.joined + 1 + job.capacity - job.computed)):
+            if job in due.get(at, ()):
+                due[at].remove(job)
+        job.spans.append((job.joined, self.steps))
+        job.n_out += gained
+        job.computed += gained - 1
+        self.context -= job.computed
+        job.joined = -1
 
     def _admit(self) -> bool:
         """Give the head of the queue a seat and the blocks of all it must prefill."""
@@ -3952,31 +4065,38 @@ class Engine:
             job.cached = job.computed
             self.prefix_query_tokens += job.n_in if self.profile.prefix_caching else 0
             self.prefix_hit_tokens += job.cached
-        self.prefilling.append(self.queue.pop(0))
+        self.prefilling.append(self.queue.popleft())
         self.admitted.append(job.id)
         return True
 
-    def _grow(self, job: Job) -> bool:
-        """One more block for a decoding job, at the cost of later arrivals; False if it lost."""
-        self._publish(job)
-        while not self._take(1):
-            victim = (self.prefilling or self.decoding).pop()
-            self._release(victim)
-            self.queue.insert(0, victim)
-            self.preemptions += 1
-            if victim is job:
-                return False
-        job.capacity += self.profile.block_tokens
-        return True
+    def _grow(self) -> None:
+        """One more block for each job that has filled its own, at the cost of later arrivals."""
+        for job in sorted(self.growing.pop(self.steps), key=ARRIVAL):
+            if job.joined < 0:
+                continue  # an earlier one took its blocks
+            self._publish(job, job.capacity)
+            while not self._take(1):
+                victim = (self.prefilling or self.decoding).pop()
+                if victim.joined >= 0:
+                    self._leave(victim)
+                self._release(victim)
+                self.queue.appendleft(victim)
+                self.preemptions += 1
+                if victim is job:
+                    break
+            else:
+                job.capacity += self.profile.block_tokens
+                self._await_block(job)
 
     def _retire(self) -> None:
         """Let go of the jobs that have all their tokens."""
-        for job in self.decoding:
-            if job.n_out == job.max_tokens:
-                self._publish(job)
-                self._release(job)
-                del self.jobs[job.id]
-        self.decoding = [job for job in self.decoding if job.n_out < job.max_tokens]
+        self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
+        for job in self.ended:
+            self.decoding.remove(job)
+            self._leave(job)
+            self._publish(job, job.computed)
+            self._release(job)
+            del self.jobs[job.id]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
@@ -3991,9 +4111,9 @@ class Engine:
         self.free_blocks -= blocks
         return True
 
-    def _publish(self, job: Job) -> None:
-        """Put the blocks that a job has filled into the prefix cache."""
-        full = min(job.computed // self.profile.block_tokens, len(job.keys))
+    def _publish(self, job: Job, computed: int) -> None:
+        """Put the blocks that a job has filled, with so many tokens, into the prefix cache."""
+        full = min(computed // self.profile.block_tokens, len(job.keys))
         for key in job.keys[job.published:full]:
             if key not in self.references:  # else it was computed twice, and this one stays private
                 self.references[key] = 1
