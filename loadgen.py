@@ -428,6 +428,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
     "mock engine": (
         Flag("--mock", word, "PROFILE", "start the built-in engine, and aim at it; PROFILE: a JSON "
              "file of its constants", nargs="?"),
+        Flag("--simulate", word, "PROFILE", "run the plan on that engine under a virtual clock, "
+             "without sockets or waiting", nargs="?"),
         Flag("--serve", None, "", "run the engine alone, for other clients"),
         Flag("--faults", word, "LIST", "have the engine misbehave: stall=0.05,status:503=0.1"),
     ),
@@ -541,19 +543,27 @@ def settle(args: Any, pasted: bool) -> None:
                         f"{args.workers}; fewer workers")
     if args.ramp is not None and not args.duration:
         raise UserError("--ramp goes with --duration")
+    own = args.mock is not None or args.simulate is not None
+    if args.simulate is not None:
+        for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
+                                 ("--serve", args.serve, "that runs in real time"),
+                                 ("--faults", args.faults, "faults need sockets; use --mock")):
+            if given:
+                raise UserError(f"--simulate and {flag} do not go together: {why}")
     if args.faults and args.mock is None and not args.serve:
         raise UserError("--faults needs the built-in engine: add --mock or --serve")
     parse_faults(args.faults or "")
     if args.url and args.base_url:
         raise UserError("the URL is given twice; drop --base-url")
     args.url = args.url or args.base_url
-    if args.url is None and args.mock is None and (pasted or args.host or args.port):
+    if args.url is None and not own and (pasted or args.host or args.port):
         args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
-    if args.url and args.mock is not None:
-        raise UserError("--mock brings its own engine; drop the URL, or --mock")
+    if args.url and own:
+        name = "--mock" if args.simulate is None else "--simulate"
+        raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
     if args.serve:
         return
-    if args.url is None and args.mock is None:
+    if args.url is None and not own:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
     if args.rate is None and not args.sweep and args.concurrency is None:
         if not pasted:
@@ -1815,18 +1825,21 @@ class Record:
     def take(self, reply: Reply) -> None:
         """Copy what the reply holds."""
         stamps = reply.event_ns
-        self.event_ns, self.events = stamps, len(stamps)
-        if stamps:
-            self.first_ns, self.last_ns = stamps[0], stamps[-1]
-            self.itl_max_s = max((b - a for a, b in zip(stamps, stamps[1:])), default=None)
-            if self.itl_max_s is not None:
-                self.itl_max_s *= NS
+        self.stamp(stamps)
         self.answer_ns, self.coalesced = reply.answer_ns, reply.coalesced
         self.n_in, self.cached_tokens = reply.n_in, reply.cached_tokens
         self.n_out, self.n_out_estimated = reply.n_out, False
         if self.n_out is None and stamps:
             self.n_out, self.n_out_estimated = len(stamps), True
         self.status, self.finish_reason = reply.status, reply.finish_reason
+
+    def stamp(self, stamps: array.array[int]) -> None:
+        """Keep the times of its output events, and what follows from them."""
+        self.event_ns, self.events = stamps, len(stamps)
+        if stamps:
+            self.first_ns, self.last_ns = stamps[0], stamps[-1]
+        if len(stamps) > 1:
+            self.itl_max_s = max(map(operator.sub, stamps[1:], stamps)) * NS
 
     @property
     def ok(self) -> bool:
@@ -2063,7 +2076,7 @@ class Source:
             if planned.id >= known and planned.id % self.shards == self.shard:
                 yield Outgoing(planned, self.make(planned))
 
-    def next_ns(self, now_ns: int, driver: Driver) -> Optional[int]:
+    def next_ns(self, now_ns: int, driver: Union[Driver, Virtual]) -> Optional[int]:
         """When the next request is due [ns]; None when no more will come."""
         if self.more is not None:
             closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
@@ -2094,7 +2107,7 @@ class Source:
         self.ready.clear()
         return found
 
-    def abandons(self, driver: Driver) -> bool:
+    def abandons(self, driver: Union[Driver, Virtual]) -> bool:
         """Whether what is in flight is of no interest: window mode, all measured ones ended."""
         return self.more is not None and driver.stopped_ns is None
 
@@ -2397,7 +2410,7 @@ class Driver:
         record, reply = conn.record, conn.reply
         assert record is not None and reply is not None
         record.take(reply)
-        kind, why = self.judged(record, kind, why)
+        kind, why = judged(record, self.wiring.timeouts, kind, why)
         conn.record, conn.request, conn.idle_ns = None, b"", now_ns
         if kind in ("stalled", "timeout", "cancelled") or conn.out:
             self.close(conn)
@@ -2406,21 +2419,6 @@ class Driver:
         else:
             self.settle(conn)
         self.finish(record, kind, why, now_ns)
-
-    def judged(self, record: Record, kind: str, why: str) -> Tuple[str, str]:
-        """The class of a request, its times considered: a success past a limit is none."""
-        limits, sent_ns = self.wiring.timeouts, record.sent_ns
-        if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
-            return kind, why
-        if record.first_ns < sent_ns:
-            return "malformed", "answered before it was asked"
-        if (record.first_ns - sent_ns) * NS > limits.first_output_s:
-            return "timeout", f"no output within {limits.first_output_s:g} s (first output)"
-        if (record.itl_max_s or 0) > limits.stall_s:
-            return "stalled", f"no output for {limits.stall_s:g} s (stall)"
-        if (record.last_ns - sent_ns) * NS > limits.total_s:
-            return "timeout", f"not over within {limits.total_s:g} s (total)"
-        return kind, why
 
     def settle(self, conn: Channel) -> None:
         """The answer's framing is over too: the connection is free for the next, or closed."""
@@ -2479,12 +2477,11 @@ class Driver:
             self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
                      f"{record.n_out_planned} tokens asked for", now_ns)
         elif age_s > limits.total_s:
-            self.end(conn, "timeout", f"not over within {limits.total_s:g} s (total)", now_ns)
+            self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
-            self.end(conn, "timeout", f"no output within {limits.first_output_s:g} s (first "
-                     "output)", now_ns)
+            self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
         elif reply.event_ns and silent_s > limits.stall_s:
-            self.end(conn, "stalled", f"no output for {limits.stall_s:g} s (stall)", now_ns)
+            self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
         """Keep so many connections ready beyond those in use, a few at a time."""
@@ -2663,6 +2660,26 @@ class Driver:
         self.health.clock_jump_ns = self.clocks.jump_ns
 
 
+NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
+STALLED = "no output for {:g} s (stall)"
+
+
+def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, str]:
+    """The class of a request, its times considered: a success past a limit is none."""
+    sent_ns = record.sent_ns
+    if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
+        return kind, why
+    if record.first_ns < sent_ns:
+        return "malformed", "answered before it was asked"
+    if (record.first_ns - sent_ns) * NS > limits.first_output_s:
+        return "timeout", NO_OUTPUT.format(limits.first_output_s)
+    if (record.itl_max_s or 0) > limits.stall_s:
+        return "stalled", STALLED.format(limits.stall_s)
+    if (record.last_ns - sent_ns) * NS > limits.total_s:
+        return "timeout", NOT_OVER.format(limits.total_s)
+    return kind, why
+
+
 def output_ns(record: Record, reply: Reply) -> int:
     """When a request last brought output, as far as parsed; else when it was sent [ns]."""
     return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
@@ -2682,6 +2699,7 @@ class Outcome(NamedTuple):
     start_ns: int
     calibration: Calibration
     warnings: List[str]
+    simulated: bool = False  # on the virtual clock: nothing was measured
 
 
 class Journal:
@@ -2771,11 +2789,14 @@ class Running(NamedTuple):
     stop: Callable[[], bool]
     salt: int
     unique: bool
+    engine: Optional[Engine] = None  # simulate: on this engine, under the virtual clock
 
 
 def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
              expected_e2e_s: float) -> Outcome:
     """Send a plan and gather its records, over one process or several."""
+    if r.engine is not None:
+        return simulate_plan(plan, run, r.engine, r)
     prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration)
 
     def make(planned: Planned) -> bytes:
@@ -3017,6 +3038,8 @@ def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Runni
     def make(planned: Planned) -> bytes:
         return encode(r.target, prompts, planned, 0, -1)
 
+    if r.engine is not None:  # on another, that this one may begin cold
+        return simulate_plan(plan, -1, r.engine.profile, r), []
     if requests:
         work_share(plan, -1, r, make, (0, 1), (2, 0), records, bool, time.perf_counter_ns)
     points = [(calibration.words_for(record.n_in_planned), record.n_in) for record in records
@@ -3254,6 +3277,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
         "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
         "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
+        "simulated": outcome.simulated,
         "attainment": attainment if slo.any else None,
         "attainment_interval": share_interval(met, worth, offered) if slo.any else None,
         "goodput_rps": rate * attainment if slo.any and rate is not None
@@ -3381,7 +3405,7 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
     busy = sorted(x for h in health for x in h.busy_s)
     events = sum(h.events for h in health)
     cpu_s = sum(h.cpu_s for h in health)
-    return {
+    found: Dict[str, Any] = {
         "cpu_s": cpu_s, "events": events,
         "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
         "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
@@ -3396,6 +3420,10 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
         "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
         "workers": len(health), "interrupted": any(h.interrupted for h in health),
         "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
+    if outcome.simulated:  # there was no client to speak of
+        return {key: dict.fromkeys(value) if isinstance(value, dict) else
+                value if key == "interrupted" else None for key, value in found.items()}
+    return found
 
 
 def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
@@ -3525,7 +3553,7 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
     if summary["n_out_estimated"]:
         found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
                      "counted as events, an estimate")
-    if client["clock_jump_s"] > 0.01:
+    if (client["clock_jump_s"] or 0) > 0.01:
         found.append(f"the machine's real-time clock jumped by {client['clock_jump_s']:.3f} s; "
                      "receive times around it are wrong by as much")
     if client["resent"]:
@@ -3576,8 +3604,15 @@ TABLE = (  # the usual columns first and in this order, then ours
     Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
     Column("fail", lambda s: str(sum(s["failures"].values()))),
     Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
-    Column("verdict", lambda s: s["verdict"]),
+    Column("verdict", lambda s: verdict_text(s)),
 )
+
+
+def verdict_text(run: Mapping[str, Any]) -> str:
+    """The verdict; a simulated run measured nothing, and says so in its place."""
+    if not run["simulated"]:
+        return str(run["verdict"])
+    return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
 def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
@@ -3604,7 +3639,8 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
-    lines = ["ms from due" + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+    lines = ["ms from due" + (", SIMULATED" if summary["simulated"] else "")
+             + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
                               if asked else "; no SLO given, so no goodput")]
     if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
@@ -3628,7 +3664,7 @@ def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tupl
 
 def run_lines(run: Mapping[str, Any]) -> List[str]:
     """The details of one run."""
-    lines = [f"  {run['verdict']}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
+    lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
     lines += [f"    {reason}" for reason in run["reasons"][1:]]
     failed = ", ".join(f"{n} {kind}" for kind, n in run["failures"].items())
     lines.append(f"  offered {run['offered']}, sent {run['sent']}, completed {run['completed']}"
@@ -3648,7 +3684,8 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
-    lines.append(client_line(run["client"]))
+    if not run["simulated"]:
+        lines.append(client_line(run["client"]))
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
@@ -3679,7 +3716,13 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     """The setup statement: what was asked of what, and how."""
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
-    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['lengths']['input']}, "
+    what = target["url"]
+    if summary["simulated"]:
+        own = summary["simulated"]["step_time"].items() - MOCK._asdict().items()
+        told = ", ".join(f"{key} {value:g}" for key, value in sorted(own))
+        what = (f"SIMULATED, no server, nothing measured: engine of "
+                f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
+    lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
              f"output {plan['lengths']['output']} tokens; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
@@ -3693,8 +3736,9 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
     client = run["client"]
-    lines.append(f"       {client['workers']} worker(s), receive times from "
-                 f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
+    clock = (f"{client['workers']} worker(s), receive times from "
+             f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
+    lines.append(f"       {'virtual clock' if summary['simulated'] else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
     return lines
 
@@ -4128,6 +4172,197 @@ class Engine:
             if not self.references[key]:
                 self.idle[key] = None
         job.held, job.computed, job.capacity, job.published = [], 0, 0, 0
+
+
+# ---- 10b. The virtual clock --------------------------------------------------------------------
+# A plan on the engine without sockets and without waiting: what the driver does, at the times at
+# which nothing is late. A request meets the mock's rules: one that comes to an idle engine starts
+# a step at once and alone; one that a seat lets go, at the end of a step, finds the next begun.
+
+EPOCH_NS = 1_000_000_000  # where a virtual run's clock begins, so that no time in it is 0
+FOREVER_NS = 1 << 62
+PLANNED = Calibration(1.0, 0.0, "the plan (simulated)")
+
+
+class Virtual:
+    """Takes the requests of one source to an engine, and records what becomes of them."""
+
+    def __init__(self, engine: Engine, load: Load, limits: Timeouts,
+                 keys: Callable[[Planned], Sequence[Hashable]],
+                 on_record: Callable[[Record], None]) -> None:
+        """keys names the blocks of a request; on_record gets each record as its request ends."""
+        self.engine, self.load, self.limits = engine, load, limits
+        self.keys, self.on_record = keys, on_record
+        self.records: Dict[Hashable, Record] = {}  # of those in flight, by id
+        self.late: List[Planned] = []  # let go when a step had just begun
+        self.waits: List[Tuple[float, str, Deque[Record]]] = [
+            (limits.first_output_s, NO_OUTPUT, collections.deque()),
+            (limits.total_s, NOT_OVER, collections.deque())]
+        self.measured_open = self.freed_ns = 0  # freed: when a request last ended
+        self.stopped_ns: Optional[int] = None
+        self.first_step, self.ends_ns = engine.steps, array.array("q")
+
+    def drive(self, source: Source, stop: Callable[[], bool]) -> bool:
+        """Run until the source has ended and nothing is in flight; False if stopped before."""
+        now_ns, engine = source.start_ns, self.engine
+        while not stop():
+            self.dispatch(source, now_ns)
+            for job in engine.ended:
+                self.answered(job, now_ns)
+            engine.ended = []
+            next_ns = self.dispatch(source, now_ns)
+            if next_ns is None and (not self.records or source.abandons(self)):
+                self.cancel_all("after the measured window", now_ns)
+                return True
+            until_ns = min(FOREVER_NS if next_ns is None else next_ns, self.expire(now_ns))
+            if engine.jobs:
+                now_ns = engine.stride(now_ns, now_ns if self.late else until_ns, self.ends_ns)
+            else:
+                now_ns = until_ns
+            for planned in self.late:
+                self.submit(planned)
+            self.late = []
+        self.stopped_ns = now_ns
+        for record in source.unsent(now_ns):
+            self.finish(record, "unsent", "interrupted before it was sent", now_ns)
+        self.cancel_all("interrupted", now_ns)
+        return False
+
+    def dispatch(self, source: Source, now_ns: int) -> Optional[int]:
+        """Let go what is due; when the next one is [ns], None when there is none."""
+        limit = self.load.concurrency
+        while True:
+            due_ns = source.next_ns(now_ns, self)
+            if due_ns is None or due_ns > now_ns:
+                return due_ns
+            if limit is not None and len(self.records) >= limit:
+                return FOREVER_NS
+            out, record = source.take(now_ns)
+            self.measured_open += record.measured
+            if limit is not None:
+                record.ready_ns = max(record.due_ns, self.freed_ns)
+            if not self.send(out.planned, record, now_ns) and self.load.closed:
+                return now_ns + round(MS / NS)  # a refusal takes time too, or it never ended
+
+    def send(self, planned: Planned, record: Record, now_ns: int) -> bool:
+        """A request reaches the engine: before its next step, or after it if that begins now."""
+        engine = self.engine
+        record.sent_ns = record.ready_ns
+        why = engine.refusal(planned.n_in, planned.n_out)
+        if why:
+            record.status = 400
+            self.finish(record, "http_status", f"400 {why}"[:MESSAGE_MAX], record.sent_ns)
+            return False
+        self.records[record.id] = record
+        for _, _, waiting in self.waits:
+            waiting.append(record)
+        if record.sent_ns == now_ns and engine.jobs:
+            self.late.append(planned)
+        else:
+            self.submit(planned)
+        return True
+
+    def submit(self, planned: Planned) -> None:
+        """Queue a request."""
+        self.engine.submit(planned.id, planned.n_in, planned.n_out, self.keys(planned))
+
+    def expire(self, now_ns: int) -> int:
+        """End what is past a limit, at the end of a step; when the next limit is reached [ns]."""
+        soonest_ns = FOREVER_NS
+        for limit_s, what, waiting in self.waits:
+            limit_ns = round(limit_s / NS)
+            while waiting:
+                record = waiting[0]
+                job = self.engine.jobs.get(record.id) if record.end_ns is None else None
+                if job is not None and not (what is NO_OUTPUT and (job.spans or job.joined >= 0)):
+                    over_ns = (record.sent_ns or 0) + limit_ns + 1
+                    if over_ns > now_ns:
+                        soonest_ns = min(soonest_ns, over_ns)
+                        break
+                    self.cut(record, "timeout", what.format(limit_s), now_ns)
+                waiting.popleft()
+        return soonest_ns
+
+    def answered(self, job: Job, now_ns: int) -> None:
+        """A request has all its tokens."""
+        record = self.records.pop(job.id)
+        self.stamp(record, job)
+        record.n_in, record.cached_tokens = job.n_in, job.cached or None
+        record.finish_reason = "length"
+        self.finish(record, *judged(record, self.limits, "ok", ""), now_ns)
+
+    def cut(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """End a request that the engine has, or is about to get."""
+        job = self.engine.jobs.get(record.id)
+        if job is not None:
+            self.engine.abort(record.id)
+            self.stamp(record, job)
+            record.n_out_estimated = bool(record.events)  # no usage was seen
+        del self.records[record.id]
+        self.finish(record, kind, why, now_ns)
+
+    def cancel_all(self, why: str, now_ns: int) -> None:
+        """End whatever is in flight."""
+        for record in list(self.records.values()):
+            self.cut(record, "cancelled", why, now_ns)
+
+    def stamp(self, record: Record, job: Job) -> None:
+        """The times of a job's tokens: the ends of the steps that gave them."""
+        stamps, first = array.array("q"), self.first_step
+        for start, end in job.spans:
+            stamps += self.ends_ns[start - first:end - first]
+        record.stamp(stamps)
+        record.answer_ns, record.status = record.first_ns, 200
+        record.n_out = record.events or None
+
+    def finish(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """Class a request and hand its record on."""
+        record.cls, record.error, record.end_ns = kind, why, now_ns
+        self.freed_ns = now_ns
+        self.measured_open -= record.measured
+        self.on_record(record)
+
+
+def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
+                  r: Optional[Running] = None) -> Outcome:
+    """Send a plan to a simulated engine and gather its records; run_plan without a server.
+
+    profile: the engine's constants, or an engine whose prefix cache earlier runs have filled.
+    """
+    engine = profile if isinstance(profile, Engine) else Engine(profile)
+    limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
+    unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
+    source = Source(plan, run, lambda planned: b"")
+    source.start_ns = EPOCH_NS
+    records: List[Record] = []
+
+    def keys(planned: Planned) -> Sequence[Hashable]:
+        return virtual_keys(planned, (plan.work.shared_prefix + lead) // size, size,
+                            (run + 3, run + 3 if unique else 1))
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        if r:
+            r.journal.add(record, EPOCH_NS)
+
+    size, health = engine.profile.block_tokens, ClientHealth()
+    done = Virtual(engine, plan.load, limits, keys, keep).drive(source, r.stop if r else bool)
+    health.interrupted = not done
+    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], True)
+
+
+def virtual_keys(planned: Planned, shared: int, size: int, owners: Tuple[int, int]) -> List[int]:
+    """Names for the blocks of a request's prompt and output: equal where the tokens would be.
+
+    shared: blocks of the group's common prefix. owners: whose the output is, and the rest of the
+    prompt: the run, or the same number in every run if prompts repeat.
+    """
+    made, own = (owner << 48 | planned.id << 24 for owner in owners)
+    prompt, total = planned.n_in // size, (planned.n_in + planned.n_out) // size
+    shared = min(shared, (planned.n_in - 1) // size)
+    group = -(planned.group + 1 << 24)
+    return [*range(group, group + shared), *range(own + shared, own + prompt),
+            *range(made + prompt, made + total)]
 
 
 # ---- 11. The mock server -----------------------------------------------------------------------
@@ -4934,6 +5169,8 @@ def wiring_of(args: Any, target: Target) -> Wiring:
     """How to reach the target: address, TLS, proxy. Raises UserError on a bad --ca-file."""
     timeouts = Timeouts(args.connect_timeout, args.first_output_timeout, args.stall_timeout,
                         args.timeout)
+    if args.simulate is not None:
+        return Wiring(socket.AF_INET, None, "", None, b"", timeouts, ())
     context = tls_context(args) if target.scheme == "https" else None
     proxy = proxy_of(target) if args.proxy else None
     tunnel = b""
@@ -5188,6 +5425,9 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     """Every run that the flags ask for, in order; the summary of all."""
     target = target_of(args, url)
     wiring = wiring_of(args, target)
+    simulated = simulated_statement(args)
+    if simulated:
+        target = target._replace(model=target.model or simulated["model"] or MODEL)
     if not target.model:
         model, why = first_model(target, wiring)
         if why:
@@ -5197,30 +5437,46 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
     running = Running(target, wiring, args.workers, journal, Interrupt(),
-                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts)
+                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
+                      Engine(profile_from(simulated["step_time"])) if simulated else None)
     warm, running, calibration, expected_s = warmed(args, work, running)
     ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
         args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
     slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
     most = most_connections(plans, expected_s)
-    for warning in filter(None, (raise_descriptors(most), too_few_ports(most))):
+    for warning in filter(None, () if simulated else (raise_descriptors(most),
+                                                      too_few_ports(most))):
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
-        "slo": slo._asdict(), "environment": environment(), "warmup": warm, "runs": []}
+        "slo": slo._asdict(), "environment": environment(), "warmup": warm,
+        "simulated": simulated, "runs": []}
+    if simulated:
+        summary["target"]["url"] = None
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
         "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
     for number, plan in enumerate(plans):
         outcome = run_plan(plan, number, running, calibration, expected_s)
-        summary["runs"].append(summarise(outcome, slo, running.target.token_ids,
+        summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
         unsaved = save(folder, "summary.json", summary) or unsaved
         if running.stop():
             break
     summary["unsaved"] = journal.failed or unsaved
     return summary
+
+
+def simulated_statement(args: Any) -> Optional[Dict[str, Any]]:
+    """What stands in for the server: the engine, its constants, whose they are; None if nothing."""
+    if args.simulate is None:
+        return None
+    given = {} if args.simulate == DEFAULT_PROFILE else read_json(args.simulate)
+    model = given.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    return {"profile": args.simulate, "step_time": profile_from(given)._asdict(),
+            "model": printable(name, 200) if isinstance(name, str) else None}
 
 
 def warmed(args: Any, work: Work, running: Running
@@ -5330,7 +5586,7 @@ def run(argv: Sequence[str]) -> int:
         return serve_command(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
-        summary = measure(args, mock.url if mock else args.url)
+        summary = measure(args, mock.url if mock else args.url or "http://simulated")
     finally:
         if mock:
             mock.stop()
