@@ -1902,6 +1902,11 @@ class Clocks:
                 best = (after - before, real - (before + after) // 2)
         return best[1] if best else 0
 
+    def monotonic_ns(self, ancillary: Sequence[Tuple[int, int, bytes]]) -> int:
+        """The kernel's stamp that came with a read, on the monotonic clock."""
+        seconds, nanoseconds = STAMP.unpack(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self.offset_ns)
+
     def retake(self) -> None:
         """Follow the real-time clock; remember the largest jump beyond a slew."""
         offset = self._measure()
@@ -3097,7 +3102,7 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
-        rho = sum(a * b for a, b in zip(ranks, ranks[lag:])) / variance
+        rho = sum(map(operator.mul, ranks, ranks[lag:])) / variance
         if rho < Z95 / math.sqrt(n):
             break
         total += 2 * rho
@@ -3171,8 +3176,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     """
     bins: Dict[int, int] = {}  # gaps by microseconds: a long run has millions
     for record in records:
-        for gap_us in gaps_us(record):
-            bins[gap_us] = bins.get(gap_us, 0) + 1
+        for gap_ns, times in collections.Counter(gaps_ns(record)).items():
+            gap_us = (gap_ns + 500) // 1000
+            bins[gap_us] = bins.get(gap_us, 0) + times
     n = sum(bins.values())
     if not n:
         return spread_of([])
@@ -3189,7 +3195,8 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
 
     limit_us = quantile(0.99) / US
     beyond = (n - reached[bisect.bisect_right(ladder, limit_us) - 1]) / n
-    clustered = sum((sum(us > limit_us for us in gaps_us(r)) - beyond * max(0, r.events - 1)) ** 2
+    is_beyond = (math.floor(limit_us) * 1000 + 500).__le__  # in ns: what rounds to more
+    clustered = sum((sum(map(is_beyond, gaps_ns(r))) - beyond * max(0, r.events - 1)) ** 2
                     for r in records)
     independent = n * beyond * (1 - beyond)
     effect = max(1.0, clustered / independent) if independent else 1.0
@@ -3200,10 +3207,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
 
-def gaps_us(record: Record) -> Iterator[int]:
-    """The gaps between a record's output events [us]."""
-    stamps = record.event_ns
-    return ((b - a + 500) // 1000 for a, b in zip(stamps, itertools.islice(stamps, 1, None)))
+def gaps_ns(record: Record) -> Iterator[int]:
+    """The gaps between a record's output events [ns]."""
+    return map(operator.sub, record.event_ns[1:], record.event_ns)
 
 
 class Slo(NamedTuple):
@@ -3322,7 +3328,7 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
         stamps = r.event_ns
         if not stamps or not r.n_out:
             return 0.0
-        inside = sum(span[0] <= t <= span[1] for t in stamps)
+        inside = bisect.bisect_right(stamps, span[1]) - bisect.bisect_left(stamps, span[0])
         return r.n_out * inside / len(stamps)
 
     made = sum(received(r) for r in everything)
@@ -3348,6 +3354,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
         return offered, ok
 
     found: Dict[str, Any] = {}
+    spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
     for key, value in (
             ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
             ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
@@ -3356,8 +3363,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
-        found[key] = spread_of(offered)
-        found[key]["successes"] = spread_of(ok)
+        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
     events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
@@ -4115,7 +4121,8 @@ class Engine:
 
     def _grow(self) -> None:
         """One more block for each job that has filled its own, at the cost of later arrivals."""
-        for job in sorted(self.growing.pop(self.steps), key=ARRIVAL):
+        jobs = self.growing.pop(self.steps)
+        for job in sorted(jobs, key=ARRIVAL) if len(jobs) > 1 else jobs:
             if job.joined < 0:
                 continue  # an earlier one took its blocks
             self._publish(job, job.capacity)
@@ -4690,7 +4697,7 @@ class MockServer:
         import random
         import selectors
         self.engine, self.faults, self.model = Engine(profile), faults, model
-        self.chance = random.Random(faults.seed)
+        self.chance, self.clocks = random.Random(faults.seed), Clocks()
         self.reasons = {status.value: status.phrase for status in http.HTTPStatus}
         self.numbers = itertools.count(1)
         self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
@@ -4725,6 +4732,7 @@ class MockServer:
             if due_ns and due_ns - clock_ns() <= SPIN_NS:
                 while clock_ns() < due_ns:
                     pass
+                self.wait(due_ns)  # what came meanwhile takes part in the next step
                 heapq.heappop(self.timers)[2]()
 
     def at(self, due_ns: int, call: Callable[[], Any]) -> None:
@@ -4839,7 +4847,7 @@ class MockServer:
             if with_head:
                 self.send(exchange.conn, self.stream_head(exchange))
         if not self.end_ns:
-            self.begin(clock_ns())
+            self.begin(exchange.recv_ns)
 
     def send_token(self, exchange: Exchange) -> None:
         """Send a token that is not like the others: the first, the last, or one with a fault."""
@@ -4940,6 +4948,9 @@ class MockServer:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform.startswith("linux"):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self.selector.register(sock, READABLE, Connection(sock))
 
     def send(self, conn: Connection, data: bytes) -> None:
@@ -4997,12 +5008,16 @@ class MockServer:
     def read(self, conn: Connection) -> None:
         """Take what a client sends."""
         try:
-            data = b"" if conn.closed else conn.sock.recv(64 * KIB)
+            data: bytes = b""
+            stamp: List[Tuple[int, int, bytes]] = []
+            if not conn.closed:
+                data, stamp, _, _ = conn.sock.recvmsg(64 * KIB, 64)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        conn.recv_ns = clock_ns()
+            pass
+        self.clocks.retake()
+        conn.recv_ns = self.clocks.monotonic_ns(stamp) if stamp else clock_ns()
         conn.data += data
         if data and len(conn.data) <= PIPELINED_BYTES_MAX:
             self.parse(conn)
