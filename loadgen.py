@@ -7,11 +7,12 @@
 
 Requests go out when the plan says, whatever the answers do, and latency runs from that moment, so
 that a slow server cannot slow the clock. The client judges itself: a run that it spoilt says so.
-Standard library only. --mock brings its own engine, over real HTTP on this machine.
+Standard library only. --mock brings its own engine, over real HTTP on this machine; --simulate
+runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
 Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
 5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 8 statistics, 9 rendering,
-10 the engine, 11 the mock server, 12 the command line.
+10 the engine and its virtual clock, 11 the mock server, 12 the command line.
 """
 
 from __future__ import annotations
@@ -3724,8 +3725,8 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     run = summary["runs"][0]
     what = target["url"]
     if summary["simulated"]:
-        own = summary["simulated"]["step_time"].items() - MOCK._asdict().items()
-        told = ", ".join(f"{key} {value:g}" for key, value in sorted(own))
+        told = ", ".join(f"{key} {value:g}" for key, value in
+                         summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
     lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
@@ -3997,12 +3998,14 @@ class Engine:
 
     def _glide(self, quiet: int, now_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
         """Up to so many quiet steps at once; when the last of them ends."""
-        n, context, before = len(self.decoding), self.context, len(ends_ns)
-        if self.profile.kv_s_per_token:
-            for _ in range(quiet):
-                now_ns += max(1, round(self._decode_s(context) / NS))
+        n, context, before, p = len(self.decoding), self.context, len(ends_ns), self.profile
+        if p.kv_s_per_token:  # _took_s written out: this may be most of a run's steps
+            compute_s, extra_s = n * p.flop_s_per_token, n * p.sequence_s
+            for held in range(context, context + n * quiet, n):
+                read_s = p.weights_s + p.kv_s_per_token * held
+                took_s = (read_s if read_s > compute_s else compute_s) + extra_s + p.overhead_s
+                now_ns += round(took_s / NS) or 1
                 ends_ns.append(now_ns)
-                context += n
                 if now_ns >= until_ns:
                     break
         else:
@@ -4217,6 +4220,7 @@ class Virtual:
             for job in engine.ended:
                 self.answered(job, now_ns)
             engine.ended = []
+            self.expire(now_ns)
             next_ns = self.dispatch(source, now_ns)
             if next_ns is None and (not self.records or source.abandons(self)):
                 self.cancel_all("after the measured window", now_ns)
