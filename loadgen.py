@@ -1336,20 +1336,19 @@ def turns_of(requests: Iterable[Planned]) -> Iterator[Planned]:
             turn = turn.follow
 
 
-def prefix_keys(planned: Planned, work: Work, tokens: int) -> List[Hashable]:
-    """Keys of a prompt's leading blocks of so many tokens, for an engine's prefix cache.
+def prefix_keys(planned: Planned, work: Work, tokens: int, owner: int) -> List[Hashable]:
+    """Keys of a request's leading blocks of so many tokens, for an engine's prefix cache.
 
-    Equal keys mean equal text up to the block's end. Blocks past them are shared with nobody.
+    Equal keys mean equal text up to the block's end. owner: whose text it is (a run; the same
+    number in each where prompts repeat). None where neither a trace nor a session says anything.
     """
     if planned.session >= 0:  # of the whole conversation, answers included
-        return [("session", planned.session, n) for n in range(
-            (planned.n_in + planned.n_out) // tokens)]
-    if planned.keys and work.trace is not None:
-        chains = list(itertools.accumulate(planned.keys, lambda c, key: hash((c, key)), initial=0))
-        full = min(planned.n_in, work.trace.block * len(planned.keys)) // tokens
-        return [(chains[-(-(n + 1) * tokens // work.trace.block)], n) for n in range(full)]
-    shared = shared_of(planned, work)
-    return [("group", planned.group, n) for n in range(shared // tokens)]
+        blocks = (planned.n_in + planned.n_out) // tokens
+        return [(owner, "session", planned.session, n) for n in range(blocks)]
+    block = work.trace.block if work.trace else 0
+    chains = list(itertools.accumulate(planned.keys, lambda c, key: hash((c, key)), initial=0))
+    full = min(planned.n_in, block * len(planned.keys)) // tokens
+    return [(owner, chains[-(-(n + 1) * tokens // block)], n) for n in range(full)]
 
 
 def shared_of(planned: Planned, work: Work) -> int:
@@ -3735,9 +3734,14 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     if r.workers == 1:
         records: List[Record] = []
         health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
-                                      bool, time.perf_counter_ns)
+                                      bool, soon if plan.work.trace else time.perf_counter_ns)
         return Outcome(plan, records, [health], start_ns, calibration, [])
     return fork_workers(plan, run, r, make, (expected, spare), calibration)
+
+
+def soon() -> int:
+    """A start [ns] that finds the loop running: a trace's first requests are often due at 0."""
+    return time.perf_counter_ns() + round(READY_S / NS)
 
 
 def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
@@ -4431,9 +4435,13 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
                                   "lower rate, or a quieter machine"]
     if not outcome.plan.load.closed:
-        ttft = [r.since(r.first_ns, r.due_ns) for r in records if r.ok and r.first_ns]
-        for what, values, least, unit in (("in flight", settled_levels(records), 3.0, ""),
-                                          ("TTFT", ttft, 0.05, " s")):
+        ttft = [r.since(r.first_ns, r.due_ns) for r in records
+                if r.ok and r.first_ns and r.turn <= 0]
+        # a trace's rate may rise and sessions build up: only TTFT then tells of a queue
+        building = outcome.plan.work.trace or outcome.plan.work.turns
+        for what, values, least, unit in (
+                ("in flight", [] if building else settled_levels(records), 3.0, ""),
+                ("TTFT", ttft, 0.05, " s")):
             rises, first, last = trend([v for v in values if v is not None])
             if rises and last - first > least:
                 cap = outcome.plan.load.concurrency
