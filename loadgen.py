@@ -766,7 +766,7 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
         requests = tuple(itertools.islice(endless, load.num_requests))
         window = (0.0, math.inf)
     else:
-        ramp_s = expected_e2e_s if load.ramp_s is None else load.ramp_s
+        ramp_s = session_s(work, expected_e2e_s) if load.ramp_s is None else load.ramp_s
         window = (ramp_s, ramp_s + (load.duration_s or 0.0))
         end_s = window[1] + TAIL * expected_e2e_s
         ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
@@ -1338,6 +1338,13 @@ def sessions(load: Load, work: Work, seed: int) -> Iterator[Planned]:
             return
 
 
+def session_s(work: Work, e2e_s: float) -> float:
+    """How long a mean session lasts [s]; without turns, one E2E."""
+    if work.turns is None or work.think_s is None:
+        return e2e_s
+    return work.turns.mean * (e2e_s + work.think_s.mean) - work.think_s.mean
+
+
 def turns_of(requests: Iterable[Planned]) -> Iterator[Planned]:
     """Every request of a plan, the later turns of a session after its first."""
     for planned in requests:
@@ -1404,7 +1411,7 @@ def settle_traffic(args: Any) -> None:
         if getattr(args, flag) is not None and not getattr(args, needs):
             raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}")
     given = [flag for source in sources for flag in IN_THE_FILE.get(source, ())
-             if getattr(args, flag) not in (None, 0, math.inf)]
+             if getattr(args, flag, None) not in (None, False, 0, math.inf)]
     if given:
         raise UserError(f"--{sources[0]} says that itself; drop --{given[0].replace('_', '-')}")
     {"trace": settle_trace, "prompts": settle_prompts, "mix": settle_mix}.get(
@@ -1412,7 +1419,8 @@ def settle_traffic(args: Any) -> None:
 
 
 IN_THE_FILE = {  # flags that contradict a file
-    "trace": ("rate", "sweep", "ramp", "input_len", "output_len", "shared_prefix_len"),
+    "trace": ("rate", "sweep", "find_goodput", "ramp",
+              "input_len", "output_len", "shared_prefix_len"),
     "prompts": ("input_len", "shared_prefix_len"),
     "mix": ("input_len", "output_len", "shared_prefix_len")}
 
@@ -1425,7 +1433,8 @@ def settle_trace(args: Any) -> None:
     args.input_len = lengths_seen("of the trace", [p.n_in for p in trace.requests])
     args.output_len = lengths_seen("of the trace", [p.n_out for p in trace.requests])
     args.num_requests, args.duration = len(trace.requests), None
-    args.rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
+    rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
+    args.rate = float(f"{rate:.3g}")
     for note in trace.notes:
         print(f"loadgen: {note}", file=sys.stderr)
 
@@ -2925,7 +2934,7 @@ class ClientHealth:
         self.cpu_s = self.wall_s = 0.0
         self.events = self.coalesced = self.resent = self.clock_jump_ns = 0
         self.opened = self.reused = 0
-        self.kernel_stamps = False
+        self.kernel_stamps = self.real_time = False
         self.peak_rss_bytes = 0
         self.interrupted = self.died = False
         self.turns_lost = 0  # that never came, since an earlier one of their session failed
@@ -2939,7 +2948,7 @@ class Outgoing(NamedTuple):
     talk: Optional[List[Dict[str, Any]]] = None
 
 
-AHEAD_BYTES = 256 * MIB  # of requests made before the run; the others when nothing else is due
+AHEAD_BYTES = 64 * MIB  # of requests made before the run; the others when nothing else is due
 CALM_NS = 50_000_000  # to the next due time, so that making one more delays nothing
 
 
@@ -3761,6 +3770,22 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     return fork_workers(plan, run, r, make, (expected, spare), calibration)
 
 
+def real_time(wanted: bool) -> bool:
+    """Real-time priority on or off, so that a busy machine sends no request of a trace late.
+
+    Whether it was allowed (root, CAP_SYS_NICE or RLIMIT_RTPRIO); never where it would take the
+    only core.
+    """
+    try:
+        if wanted and len(os.sched_getaffinity(0)) < 2:
+            return False
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
+        os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 def soon() -> int:
     """A start [ns] that finds the loop running: a trace's first requests are often due at 0."""
     return time.perf_counter_ns() + round(READY_S / NS)
@@ -3800,10 +3825,13 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
         else lambda driver: None
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
+    driver.health.real_time = bool(plan.work.trace) and real_time(True)
     try:
         driver.drive(source, -(-spare // of), progress, r.stop)
         driver.cancel_all("after the measured window", time.perf_counter_ns())
     finally:
+        if driver.health.real_time:
+            real_time(False)
         gc.enable()
         gc.unfreeze()
         if isinstance(progress, Progress):
@@ -4384,7 +4412,8 @@ def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibratio
     counted = [r.n_in for r in good if r.n_in]
     error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
-    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if pairs else None,
+    planned = pairs and len(pairs) == len(counted)  # else there is nothing to compare with
+    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if planned else None,
             "input_tokens_mean": sum(counted) / len(counted) if counted else None,
             "input_error_max": error,
             "input_source": "token ids" if token_ids else calibration.source,
@@ -4411,6 +4440,7 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
         "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
         "kernel_stamps": all(h.kernel_stamps for h in health) if health else None,
         "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
+        "real_time": any(h.real_time for h in health),
         "workers": len(health), "interrupted": any(h.interrupted for h in health),
         "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
     if outcome.simulated:  # there was no client to speak of
@@ -4464,12 +4494,14 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
                                   "lower rate, or a quieter machine"]
     if not outcome.plan.load.closed:
+        # a trace's rate may rise, and sessions build up: only TTFT then tells of a queue
+        work, from_ns = outcome.plan.work, 0
+        if work.turns and summary["e2e_s"]["mean"]:
+            from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
         ttft = [r.since(r.first_ns, r.due_ns) for r in records
-                if r.ok and r.first_ns and r.turn <= 0]
-        # a trace's rate may rise and sessions build up: only TTFT then tells of a queue
-        building = outcome.plan.work.trace or outcome.plan.work.turns
+                if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
         for what, values, least, unit in (
-                ("in flight", [] if building else settled_levels(records), 3.0, ""),
+                ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
                 ("TTFT", ttft, 0.05, " s")):
             rises, first, last = trend([v for v in values if v is not None])
             if rises and last - first > least:
