@@ -301,6 +301,35 @@ def token_lengths(text: str) -> Lengths:
 TOKENS_PLANNED_MAX = 4_000_000
 
 
+def trace_window(text: str) -> Tuple[float, float]:
+    """A part of a trace, START..END [s]; without END, to the last request."""
+    start, dots, end = text.partition("..")
+    found = not_negative(start or "0"), positive(end) if end else math.inf
+    if not dots or found[1] <= found[0]:
+        raise UserError(f"{text!r} must be START..END, in seconds of the trace")
+    return found
+
+
+def turns(text: str) -> Lengths:
+    """How many turns a session has: 1 to 200."""
+    lengths = token_lengths(text)
+    if lengths.quantile(1 - 1e-9) > 200:
+        raise UserError(f"{text!r} reaches past 200 turns")
+    return lengths
+
+
+def think_time(text: str) -> Lengths:
+    """Time between turns [s]: 5 (always), exp:5 (exponential, that mean), or as lengths are."""
+    if text.startswith("exp:"):
+        mean = positive(text[4:])
+        return Lengths(text, mean, lambda q: -mean * math.log1p(-q))
+    try:
+        fixed = not_negative(text)
+    except UserError:
+        return parse_lengths(text)
+    return Lengths(text, fixed, lambda q: fixed)
+
+
 def rates(text: str) -> List[float]:
     """A list of rates, separated by commas."""
     if text == "auto":
@@ -384,6 +413,12 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--sweep", rates, "R,R", "one run for each rate"),
         Flag("--concurrency --max-concurrency", whole, "N", "most in flight: a cap with a rate, "
              "the closed loop without"),
+        Flag("--trace", word, "FILE", "replay recorded arrivals and lengths: Mooncake or vLLM "
+             "timed_trace JSONL, Azure, BurstGPT or plain CSV"),
+        Flag("--trace-speed", positive, "X", "times as fast as recorded (default: 1)"),
+        Flag("--trace-window", trace_window, "START..END", "a part of it, in its own seconds"),
+        Flag("--mix", word, "FILE", "several classes at once, each with its own rate, lengths, "
+             "prefix, SLO and model (JSON)"),
         Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
              "burstier, inf constant", 1.0),
         Flag("--num-requests --num-prompts", requests, "N", "requests a run (default: 100)"),
@@ -405,7 +440,16 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--no-unique-prompts", None, "", "no nonce: prompts may repeat between runs"),
         Flag("--ignore-eos", None, "", "ask for the full output length (on by default)"),
         Flag("--no-ignore-eos", None, "", "let the model stop when it will"),
-        Flag("--dataset-name", word, "NAME", "random (the only one)"),
+        Flag("--workload", word, "NAME", "lengths and SLOs of presets.json: chat, code, rag, "
+             "agent, batch"),
+        Flag("--prompts", word, "FILE", "your own: ShareGPT JSON, or JSON lines of messages or "
+             "prompt"),
+        Flag("--turns", turns, "N", "of a conversation, each with all before it in its prompt"),
+        Flag("--think-time", think_time, "S", "from an answer to the next turn: 5, exp:5, "
+             "lognormal:... (default: 0)"),
+        Flag("--dataset-name", word, "NAME", "random; timed_trace (--trace), sharegpt or custom "
+             "(--prompts)"),
+        Flag("--dataset-path", word, "FILE", "of such a dataset"),
     ),
     "limits": (
         Flag("--connect-timeout", seconds, "S", "to connect", 10.0),
@@ -448,7 +492,7 @@ NO_MEANING = {
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--percentile-metrics",
                      "--metric-percentiles", "--result-dir", "--result-filename", "--label",
                      "--ready-check-timeout-sec", "--logprobs", "--best-of", "--num-fewshot",
-                     "--request-id-prefix", "--dataset-path", "--chat-template-kwargs",
+                     "--request-id-prefix", "--chat-template-kwargs",
                      "--probe-request-rate", "--lora-assignment", "--random-batch-size",
                      "--timeline-itl-thresholds"), 1),
     **dict.fromkeys(("--metadata", "--lora-modules"), MANY)}
@@ -533,9 +577,14 @@ def settle(args: Any, pasted: bool) -> None:
         raise UserError("--ignore-eos and --no-ignore-eos contradict each other; give one")
     if args.proxy not in (None, "env"):
         raise UserError("--proxy takes only env: the proxy that the environment names")
-    if args.dataset_name not in (None, "random"):
+    dataset = {"timed_trace": "trace", "sharegpt": "prompts", "custom": "prompts"}.get(
+        args.dataset_name)
+    if dataset and args.dataset_path:
+        setattr(args, dataset, args.dataset_path)
+    elif args.dataset_name not in (None, "random"):
         raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
-                        "here, with lengths by --input-len and --output-len")
+                        "here, with lengths by --input-len and --output-len; timed_trace, sharegpt "
+                        "and custom take a --dataset-path")
     if args.duration and args.rate == math.inf and args.concurrency is None:
         raise UserError("--duration with no rate would send without end; give --rate R or "
                         "--concurrency N")
@@ -566,14 +615,15 @@ def settle(args: Any, pasted: bool) -> None:
         return
     if args.url is None and not own:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
-    if args.rate is None and not args.sweep and args.concurrency is None:
-        if not pasted:
-            raise UserError("no load; give --rate, --sweep or --concurrency")
-        args.rate = math.inf
     for name, limit in args.goodput or ():
         setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
                 limit / MS)
-    if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
+    settle_traffic(args)
+    if args.rate is None and not args.sweep and args.concurrency is None:
+        if not pasted:
+            raise UserError("no load; give --rate, --sweep, --concurrency, --trace or --mix")
+        args.rate = math.inf
+    if args.gate and not slo_of(args).any:
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
     args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
@@ -625,7 +675,14 @@ class Planned(NamedTuple):
     due_s: float  # from the run's start; 0 in the closed loop, where a free slot decides
     n_in: int  # tokens of the prompt, shared prefix included
     n_out: int  # tokens asked for
-    group: int  # which shared prefix
+    group: int  # which shared prefix; of --prompts, which round through the file
+    keys: Tuple[Hashable, ...] = ()  # of a trace: its blocks; equal keys are equal text
+    cls: str = ""  # of --mix
+    prompt: int = -1  # of --prompts: which one; n_in is then an estimate
+    session: int = -1  # of --turns
+    turn: int = 0
+    context: int = 0  # tokens of n_in that earlier turns and their answers make up
+    follow: Optional[Planned] = None  # the next turn; its due_s counts from the end of this one
 
 
 class Work(NamedTuple):
@@ -635,15 +692,20 @@ class Work(NamedTuple):
     n_out: Lengths
     shared_prefix: int  # tokens that every prompt of a group begins with
     prefix_groups: int
+    trace: Optional[Trace] = None
+    prompts: Optional[PromptFile] = None
+    classes: Tuple[TrafficClass, ...] = ()
+    turns: Optional[Lengths] = None
+    think_s: Optional[Lengths] = None
 
 
-def stream(seed: int, what: str) -> Any:
+def stream(seed: Union[int, str], what: str) -> Any:
     """A random generator of its own for each purpose, so that one does not disturb another."""
     import random
     return random.Random(f"{seed}/{what}")
 
 
-def gaps(load: Load, seed: int) -> Iterator[float]:
+def gaps(load: Load, seed: Union[int, str]) -> Iterator[float]:
     """Inter-arrival times [s] without end: gamma of shape `burstiness` and mean 1/rate."""
     if load.rate_rps is None:
         while True:
@@ -657,8 +719,8 @@ def gaps(load: Load, seed: int) -> Iterator[float]:
         yield draw(shape, mean_s / shape)
 
 
-def schedule(load: Load, work: Work, seed: int) -> Iterator[Planned]:
-    """The requests of the plan, without end, in the order in which they are due.
+def singles(load: Load, work: Work, seed: Union[int, str]) -> Iterator[Planned]:
+    """Requests by the distributions alone, without end, in the order in which they are due.
 
     Times are absolute (sums of gaps), so lateness never adds up. The first arrives one gap after
     the start, as in a Poisson process.
@@ -705,17 +767,764 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
         requests = tuple(itertools.islice(endless, load.num_requests))
         window = (0.0, math.inf)
     else:
-        ramp_s = expected_e2e_s if load.ramp_s is None else load.ramp_s
+        ramp_s = session_s(work, expected_e2e_s) if load.ramp_s is None else load.ramp_s
         window = (ramp_s, ramp_s + (load.duration_s or 0.0))
         end_s = window[1] + TAIL * expected_e2e_s
         ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
                  else itertools.islice(endless, load.concurrency))
         requests = tuple(itertools.islice(ahead, PREPARED_MAX))
-    shapes = [[lengths.quantile((i + 0.5) / 50) for i in range(50)]
-              for lengths in (work.n_in, work.n_out)]
-    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed]
+    shapes = [shape_of(work.n_in), shape_of(work.n_out)]
+    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed, *traffic_told(work)]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     return Plan(load, work, seed, requests, window, digest)
+
+
+# ---- 3b. Traces, prompts, classes and sessions -------------------------------------------------
+# Where requests come from when not from two distributions. Files are read once, before the run.
+
+SECOND_NS = 1_000_000_000
+TRACE_TIMES = {  # field, in lower case: the nanoseconds of its unit; 0: to be guessed
+    "arrival_s": SECOND_NS, "timestamp_s": SECOND_NS, "arrival_ms": 10**6, "timestamp_ms": 10**6,
+    "timestamp": 0, "arrival": 0}
+TRACE_INPUTS = {  # field: (format, nanoseconds of its unit where known)
+    "input_length": ("JSONL with lengths", 0), "contexttokens": ("Azure CSV", 0),
+    "request_tokens": ("BurstGPT CSV", SECOND_NS), "input_tokens": ("plain", 0)}
+TRACE_OUTPUTS = dict.fromkeys(("output_length", "generatedtokens", "response_tokens",
+                               "output_tokens"))
+UNITS_NS = {SECOND_NS: "seconds", 10**6: "milliseconds", 1000: "microseconds", 1: "nanoseconds"}
+HASH_BLOCKS = (512, 16, 64, 8, 32, 128, 256, 1024, 2048, 4096)  # Mooncake, Bailian and vLLM first
+DATES_S = range(10**10, 10**11)  # dates as seconds since the year 1, which no number reaches
+HEAD_ROWS = 1000  # looked at to tell units and block size
+BACKWARD_NS = SECOND_NS  # lines so little out of order are sorted; more is a mistake
+
+
+class TraceRow(NamedTuple):
+    """One request of a trace as its file has it."""
+
+    line: int
+    time: int  # ns, or the file's own unit times 10^9 until that is known
+    n_in: int
+    n_out: int
+    keys: Tuple[Hashable, ...]
+
+
+class Trace(NamedTuple):
+    """Recorded traffic, ready to be sent."""
+
+    requests: Tuple[Planned, ...]
+    block: int  # tokens that one of the keys stands for; 0 without keys
+    about: Dict[str, Any]  # for the record: file, format, unit, speed, shared_share ...
+    notes: List[str]  # what was assumed, sorted or left out
+
+
+class PromptItem(NamedTuple):
+    """One prompt of the customer's."""
+
+    messages: List[Dict[str, Any]]
+    n_out: Optional[int]  # of the file's reply: given, or estimated from its text
+    more: Dict[str, Any]  # tools and the like, for chat
+
+
+class PromptFile(NamedTuple):
+    """The customer's own prompts."""
+
+    path: str
+    items: List[PromptItem]
+    digest: str  # of the file's content
+
+    def tokens(self, index: int) -> int:
+        """About how many tokens a prompt has."""
+        return tokens_about(joined(self.items[index].messages))
+
+
+class TrafficClass(NamedTuple):
+    """One of several kinds of traffic at once."""
+
+    name: str
+    share: float  # of all arrivals
+    rate_rps: Optional[float]  # its own, where the file says so
+    burstiness: Optional[float]
+    work: Work
+    limits: Dict[str, Optional[float]]  # its SLO: ttft_s, tpot_s, e2e_s
+    model: str  # or the name of a LoRA adapter; "" the target's
+
+
+def schedule(load: Load, work: Work, seed: int) -> Iterator[Planned]:
+    """The requests of a plan in the order in which they are due; without end but for a trace."""
+    if work.trace is not None:
+        return iter(work.trace.requests)
+    if work.classes:
+        return mixed(load, work.classes, seed)
+    if work.prompts is not None:
+        return prompted(singles(load, work, seed), work.prompts, seed)
+    return sessions(load, work, seed) if work.turns else singles(load, work, seed)
+
+
+def traffic_told(work: Work) -> List[Any]:
+    """What the plan's hash must cover beyond load, lengths and seed."""
+    if work.trace is not None:
+        return ["trace", repr(work.trace.requests), work.trace.block]
+    if work.prompts is not None:
+        return ["prompts", work.prompts.digest]
+    if work.turns is not None and work.think_s is not None:
+        return ["turns", *shape_of(work.turns), *shape_of(work.think_s)]
+    return [[c.name, c.share, c.burstiness, shape_of(c.work.n_in), shape_of(c.work.n_out),
+             c.work.shared_prefix, c.work.prefix_groups, c.model] for c in work.classes]
+
+
+def shape_of(lengths: Lengths) -> List[float]:
+    """A distribution as fifty of its quantiles, however it was written."""
+    return [lengths.quantile((i + 0.5) / 50) for i in range(50)]
+
+
+def lengths_seen(text: str, values: Sequence[int]) -> Lengths:
+    """The distribution of lengths that a file holds."""
+    ordered = sorted(values)
+    return Lengths(text, sum(ordered) / len(ordered),
+                   lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))])
+
+
+# -- traces
+
+
+def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int,
+               duration_s: float) -> Trace:
+    """A trace of any known format, cut to a window [s of the trace], sped up and limited.
+
+    Times count from the window's start, else from the first request. UserError with the line.
+    """
+    notes: List[str] = []
+    kind, unit_ns, block, rows = open_trace(path, notes)
+    end_ns = math.inf
+    kept: List[TraceRow] = []
+    base_ns: Optional[int] = None
+    for row in in_order(path, rows, unit_ns, notes):
+        if base_ns is None:
+            base_ns = row.time + round(window_s[0] * SECOND_NS)
+            end_ns = base_ns + min((window_s[1] - window_s[0]) * SECOND_NS,
+                                   duration_s * speed * SECOND_NS)
+        if row.time >= end_ns or len(kept) >= most:
+            break
+        if row.time >= base_ns:
+            kept.append(row)
+    if not kept or base_ns is None:
+        raise UserError(f"{path} has no request" + ("" if base_ns is None else
+                                                    " in --trace-window and --duration"))
+    first_ns = base_ns
+    requests = tuple(Planned(n, (row.time - first_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
+                             row.keys) for n, row in enumerate(kept))
+    about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
+             "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
+             "first_line": kept[0].line, "last_line": kept[-1].line, "block_tokens": block or None,
+             "shared_share": shared_share(requests, block) if block else None}
+    return Trace(requests, block, about, notes)
+
+
+def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[TraceRow]]:
+    """(format, ns of its unit, tokens of a hash block, rows with times in 10^-9 units)."""
+    records = trace_records(path)
+    head = list(itertools.islice(records, 1))
+    if not head:
+        raise UserError(f"{path} is empty")
+    names = {str(name).strip().lower().replace(" ", "_"): name for name in head[0][1]}
+    found = [next((name for name in table if name in names), "")
+             for table in (TRACE_TIMES, TRACE_INPUTS, TRACE_OUTPUTS)]
+    if not all(found):
+        missing = ("a time", "an input length", "an output length")[found.index("")]
+        raise UserError(f"{path} line {head[0][0]} has no field for {missing}: Mooncake and "
+                        "timed_trace have timestamp, input_length, output_length, hash_ids; Azure "
+                        "TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT Timestamp, Request "
+                        "tokens, Response tokens; a plain CSV arrival_s, input_tokens, "
+                        "output_tokens")
+    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found], notes)
+    first = list(itertools.islice(rows, HEAD_ROWS))
+    kind, unit_ns = TRACE_INPUTS[found[1]]
+    block = block_of(path, first)
+    if block:
+        kind = "Mooncake JSONL" if block == HASH_BLOCKS[0] else "timed_trace JSONL"
+    unit_ns = TRACE_TIMES[found[0]] or unit_ns
+    if first and first[0].time // SECOND_NS in DATES_S:
+        unit_ns = SECOND_NS
+    elif first and not unit_ns:
+        unit_ns = guess_unit([row.time for row in first], block)
+        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}; the file does not say "
+                     "(--trace-speed puts a wrong guess right)")
+    return kind, unit_ns or SECOND_NS, block, itertools.chain(first, rows)
+
+
+def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
+    """(line number, fields) of a file of JSON lines or of a CSV with a header."""
+    import csv
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            start = file.read(KIB).lstrip()[:1]
+            file.seek(0)
+            if start == "{":
+                for line, text in enumerate(file, 1):
+                    if text.strip():
+                        yield line, json_line(path, line, text)
+                return
+            reader = csv.DictReader(file)
+            for fields in reader:
+                yield reader.line_num, fields
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def json_line(path: str, line: int, text: str) -> Dict[str, Any]:
+    """The object on one line; its fractions stay text, so that no digit is lost."""
+    try:
+        value = json.loads(text, parse_float=str)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} line {line} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} line {line} is no JSON object")
+    return value
+
+
+def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str],
+               notes: List[str]) -> Iterator[TraceRow]:
+    """Rows with checked fields; those without output are left out, and said."""
+    at, n_in, n_out = names
+    empty, dated = [], None
+    for line, fields in records:
+        where = f"{path} line {line}"
+        stamp_ns, is_date = trace_time(fields.get(at), f"{where}: {at}")
+        if is_date is not (dated := is_date if dated is None else dated):
+            raise UserError(f"{where}: {at} is {'a date' if is_date else 'a number'} and those "
+                            "before are not: units are mixed")
+        read = trace_length(fields.get(n_in), f"{where}: {n_in}")
+        made = trace_length(fields.get(n_out), f"{where}: {n_out}")
+        keys = fields.get("hash_ids") or ()
+        if not isinstance(keys, (list, tuple)) or not all(
+                type(key) in (int, str) for key in keys):
+            raise UserError(f"{where}: hash_ids is no list of numbers")
+        if read and made:
+            yield TraceRow(line, stamp_ns, read, made, tuple(keys))
+        else:
+            empty.append(line)
+    if empty:
+        notes.append(f"trace: {len(empty)} requests of 0 tokens left out (the first on line "
+                     f"{empty[0]}): they failed when they were recorded")
+
+
+def trace_time(value: Any, where: str) -> Tuple[int, bool]:
+    """(exact time in 10^-9 of its unit, whether it was a date). Raises UserError."""
+    import datetime
+    from decimal import Decimal, InvalidOperation
+    text = "" if value is None else str(value).strip()
+    if not text:
+        raise UserError(f"{where} is missing")
+    date = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.](\d{1,9}))?"
+                        r"(?:Z|([+-]\d\d):?(\d\d))?", text)
+    try:
+        if date is None:
+            number = Decimal(text) * SECOND_NS
+            if number < 0:
+                raise UserError(f"{where} is negative: {text[:40]}")
+            if not number < 10**28:
+                raise ValueError
+            return int(number), False
+        year, month, day, hour, minute, second = (int(part) for part in date.groups()[:6])
+        days = datetime.date(year, month, day).toordinal()
+        east = int(date[8] + "1") * 60 if date[8] else 0
+        east = int(date[8]) * 60 + (int(date[9]) if east >= 0 else -int(date[9])) if date[8] else 0
+        whole_s = ((days * 24 + hour) * 60 + minute - east) * 60 + second
+        return whole_s * SECOND_NS + int((date[7] or "0").ljust(9, "0")), True
+    except (ValueError, InvalidOperation):
+        raise UserError(f"{where} is no time: {text[:40]!r}") from None
+
+
+def trace_length(value: Any, where: str) -> int:
+    """A number of tokens, zero or more."""
+    text = "" if value is None else str(value).strip()
+    if not text:
+        raise UserError(f"{where} is missing")
+    try:
+        tokens = float(text)
+    except ValueError:
+        tokens = math.nan
+    if not 0 <= tokens <= TOKENS_PLANNED_MAX or tokens != int(tokens):
+        raise UserError(f"{where} is no number of tokens: {text[:40]!r}")
+    return int(tokens)
+
+
+def guess_unit(times: Sequence[int], block: int) -> int:
+    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap.
+
+    Dates since 1970 give themselves away by their size. Else whole numbers 20 or more apart are
+    milliseconds (as are all of Mooncake's), and anything closer or with a fraction seconds.
+    """
+    first = times[0] // SECOND_NS
+    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
+        if first >= least:
+            return unit_ns
+    gap = (max(times) - min(times)) / SECOND_NS / max(1, len(times) - 1)
+    fractions = any(time % SECOND_NS for time in times)
+    if gap >= 1000 or (not fractions and (gap >= 20 or block == HASH_BLOCKS[0])):
+        return 10**6
+    return SECOND_NS
+
+
+def block_of(path: str, rows: Sequence[TraceRow]) -> int:
+    """Tokens that a hash id stands for, from the lengths; 0 where there are no hash ids."""
+    keyed = [row for row in rows if row.keys]
+    if not keyed:
+        return 0
+    fits = {block: [row for row in keyed if abs(row.n_in - len(row.keys) * block) < block]
+            for block in HASH_BLOCKS}
+    best = max(HASH_BLOCKS, key=lambda block: len(fits[block]))
+    if 2 * len(fits[best]) < len(keyed):
+        raise UserError(f"{path} line {keyed[0].line}: {len(keyed[0].keys)} hash_ids for "
+                        f"{keyed[0].n_in} tokens: no block size of 8 to 4096 explains the file")
+    return best
+
+
+def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
+             ) -> Iterator[TraceRow]:
+    """The rows in time order, in ns; what goes back too far, or changes units, is a UserError."""
+    held: List[Tuple[int, TraceRow]] = []
+    newest = before = None
+    widest_ns, suspect, moved = 0, 0, []
+    for count_, row in enumerate(rows):
+        time = row.time if unit_ns == SECOND_NS else row.time * unit_ns // SECOND_NS
+        row = row._replace(time=time)
+        if newest is not None and time < newest.time:
+            if newest.time - time > BACKWARD_NS:
+                raise UserError(f"{path} line {row.line} goes back in time, by "
+                                f"{figure((newest.time - time) * NS)} s from line {newest.line}: "
+                                "sort the file by time, or mend its units if they are mixed")
+            moved.append(row.line)
+        elif newest is not None and before is not None:
+            gap_ns = time - newest.time
+            if suspect and gap_ns > 30 * widest_ns:
+                raise UserError(f"{path} line {suspect}: from here on times are about a thousand "
+                                "times as far apart: units are mixed")
+            suspect = row.line if (count_ > 2 and widest_ns and gap_ns > 100 * widest_ns
+                                   and time > 100 * newest.time) else 0
+            widest_ns = widest_ns if suspect else max(widest_ns, gap_ns)
+        before, newest = newest, row if newest is None or time >= newest.time else newest
+        heapq.heappush(held, (time, row))
+        while held and newest is not None and held[0][0] < newest.time - BACKWARD_NS:
+            yield heapq.heappop(held)[1]
+    while held:
+        yield heapq.heappop(held)[1]
+    if moved:
+        notes.append(f"trace: {len(moved)} lines are out of order by a second or less (the first "
+                     f"is line {moved[0]}): sorted")
+
+
+def shared_share(requests: Sequence[Planned], block: int) -> float:
+    """The share of prompt tokens that a prefix cache without limit would hold already."""
+    seen: Set[int] = set()
+    shared = 0
+    for planned in requests:
+        chain = 0
+        for number, key in enumerate(planned.keys, 1):
+            chain = hash((chain, key))
+            if number * block > planned.n_in:
+                break
+            shared += block if chain in seen else 0
+            seen.add(chain)
+    return shared / sum(planned.n_in for planned in requests)
+
+
+def most_at_once(plan: Plan) -> int:
+    """The most requests of a plan that are due within 20 ms: connections to hold ready."""
+    dues, first, most = [planned.due_s for planned in plan.requests], 0, 0
+    for last, due_s in enumerate(dues):
+        while due_s - dues[first] > 20 * MS:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+# -- the customer's prompts
+
+
+def joined(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages, for completions and for estimates."""
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = content if isinstance(content, list) else [content]
+        texts += [str(part.get("text") or "") if isinstance(part, dict) else str(part)
+                  for part in parts]
+    return "\n".join(texts)
+
+
+def tokens_about(text: str) -> int:
+    """Tokens of a text, estimated: about four characters each in English."""
+    return max(1, round(len(text) / 4))
+
+
+def read_prompts(path: str) -> PromptFile:
+    """Prompts from ShareGPT JSON, or JSON lines of {"messages"} or {"prompt"}. Raises UserError."""
+    import hashlib
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    rows: List[Tuple[str, Any]]
+    if text.lstrip().startswith("["):
+        try:
+            rows = [(f"{path} entry {n}", row) for n, row in enumerate(json.loads(text), 1)]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON: {str(error)[:100]}") from None
+    else:
+        rows = [(f"{path} line {n}", json_line(path, n, line))
+                for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    items = [item for where, row in rows for item in prompt_item(row, where)]
+    if not items:
+        raise UserError(f"{path} holds no prompt that ends with a user's message")
+    return PromptFile(path, items, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
+         "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system"}
+
+
+def prompt_item(row: Any, where: str) -> List[PromptItem]:
+    """The prompt of one entry, as a list of one or none (a conversation without a question)."""
+    row = row.get("body", row) if isinstance(row, dict) else row
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no JSON object")
+    reply: Any = row.get("completion") or row.get("response") or row.get("output")
+    if isinstance(row.get("conversations"), list):  # ShareGPT: the first question and its answer
+        talk = [{"role": ROLES.get(str(turn.get("from")), "user"), "content": turn.get("value")}
+                for turn in row["conversations"] if isinstance(turn, dict)]
+        asked = next((n for n, turn in enumerate(talk) if turn["role"] == "user"), len(talk))
+        messages, rest = talk[:asked + 1], talk[asked + 1:asked + 2]
+        reply = rest[0]["content"] if rest and rest[0]["role"] == "assistant" else None
+        messages = [m for m in messages if m["role"] != "assistant"]
+    elif isinstance(row.get("messages"), list):
+        messages = [message for message in row["messages"] if isinstance(message, dict)]
+        if messages and messages[-1].get("role") == "assistant":
+            *messages, last = messages
+            reply = joined([last])
+    elif isinstance(row.get("prompt"), str):
+        messages = [{"role": "user", "content": row["prompt"]}]
+    else:
+        raise UserError(f'{where} has no "messages", "prompt" or "conversations"')
+    if not joined(messages).strip():
+        return []
+    given = next((row[key] for key in ("output_tokens", "max_tokens", "max_completion_tokens")
+                  if type(row.get(key)) is int and 0 < row[key] <= TOKENS_PLANNED_MAX), None)
+    if given is None and isinstance(reply, str) and reply:
+        given = tokens_about(reply)
+    more = {key: row[key] for key in ("tools", "tool_choice", "response_format") if key in row}
+    return [PromptItem(messages, given, more)]
+
+
+def prompted(plain: Iterator[Planned], prompts: PromptFile, seed: int) -> Iterator[Planned]:
+    """Each request with a prompt of the file: all of them in random order, then all again."""
+    order = list(range(len(prompts.items)))
+    shuffle = stream(seed, "prompts").shuffle
+    for planned in plain:
+        turn, place = divmod(planned.id, len(order))
+        if not place:
+            shuffle(order)
+        n_out = prompts.items[order[place]].n_out or planned.n_out
+        yield planned._replace(n_in=prompts.tokens(order[place]), n_out=n_out, group=turn,
+                               prompt=order[place])
+
+
+# -- several classes
+
+
+def read_mix(path: str, fallback: Mapping[str, Optional[float]]) -> Tuple[TrafficClass, ...]:
+    """The classes of a JSON file: {"classes": [{"name", "rate", "input_len", ...}]}.
+
+    A class without an SLO of its own has the fallback's, limit by limit. Raises UserError.
+    """
+    whole_file = read_json(path)
+    rows: Any = whole_file.get("classes", whole_file)
+    if isinstance(rows, dict):
+        rows = [{"name": name, **row} if isinstance(row, dict) else row
+                for name, row in rows.items()]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f'{path} must hold {{"classes": [{{"name": ..., "rate": ...}}]}}')
+    classes = [traffic_class(row, f"{path}: class {n}", fallback) for n, row in enumerate(rows, 1)]
+    if len({c.name for c in classes}) < len(classes):
+        raise UserError(f"{path}: two classes have the same name")
+    total = math.fsum(c.share for c in classes)
+    return tuple(c._replace(share=c.share / total) for c in classes)
+
+
+MIX_FIELDS: Dict[str, Callable[[str], Any]] = {
+    "name": word, "rate": positive, "weight": positive, "burstiness": rate_or_inf,
+    "input_len": token_lengths, "output_len": token_lengths, "shared_prefix_len": natural,
+    "prefix_groups": whole, "slo_ttft_ms": positive, "slo_tpot_ms": positive,
+    "slo_e2e_ms": positive, "model": word, "workload": word}
+
+
+def traffic_class(row: Mapping[str, Any], where: str, fallback: Mapping[str, Optional[float]]
+                  ) -> TrafficClass:
+    """One class from its JSON object, its weight still as written."""
+    unknown = sorted(set(row) - set(MIX_FIELDS))
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]!r}{near(unknown[0], MIX_FIELDS)}")
+    if isinstance(row.get("workload"), str):
+        row = {**workload_row(row["workload"]), **row}
+    got = {key: named(f"{where}: {key}", kind)(str(row[key]))
+           for key, kind in MIX_FIELDS.items() if row.get(key) is not None}
+    if "name" not in got:
+        raise UserError(f"{where} has no name")
+    work = Work(got.get("input_len") or parse_lengths("200"),
+                got.get("output_len") or parse_lengths("100"),
+                got.get("shared_prefix_len", 0), got.get("prefix_groups", 1))
+    if work.shared_prefix and work.shared_prefix >= work.n_in.mean:
+        raise UserError(f"{where}: shared_prefix_len is as long as the prompt")
+    limits = {f"{name}_s": got[f"slo_{name}_ms"] * MS if f"slo_{name}_ms" in got
+              else fallback[f"{name}_s"] for name in ("ttft", "tpot", "e2e")}
+    return TrafficClass(got["name"], got.get("weight", got.get("rate", 1.0)), got.get("rate"),
+                        got.get("burstiness"), work, limits, got.get("model", ""))
+
+
+def mixed(load: Load, classes: Sequence[TrafficClass], seed: int) -> Iterator[Planned]:
+    """The classes' own arrivals merged; without a rate, each next request's class by its share."""
+    streams, first_group = [], 0
+    for c in classes:
+        own = load._replace(rate_rps=load.rate_rps and load.rate_rps * c.share,
+                            burstiness=load.burstiness if c.burstiness is None else c.burstiness)
+        streams.append(classed(singles(own, c.work, f"{seed}/{c.name}"), c.name, first_group))
+        first_group += c.work.prefix_groups
+    if load.rate_rps is None:
+        choose, shares = stream(seed, "classes").choices, [c.share for c in classes]
+        merged = (next(choose(streams, shares)[0]) for _ in itertools.repeat(0))
+    else:
+        merged = heapq.merge(*streams, key=lambda planned: planned.due_s)
+    return (planned._replace(id=number) for number, planned in enumerate(merged))
+
+
+def classed(plain: Iterator[Planned], name: str, first_group: int) -> Iterator[Planned]:
+    """The requests of one class, its prefix groups apart from the others'."""
+    return (p._replace(cls=name, group=p.group + first_group) for p in plain)
+
+
+# -- sessions
+
+
+def sessions(load: Load, work: Work, seed: int) -> Iterator[Planned]:
+    """First turns in the order in which they are due, each with the turns that follow it.
+
+    The rate counts requests, so sessions begin at the rate over the mean number of turns. A later
+    turn's due_s counts from the end of the one before; its n_in is what it carries plus new text.
+    """
+    assert work.turns is not None and work.think_s is not None
+    draw = stream(seed, "sessions")
+    own = load._replace(rate_rps=load.rate_rps and load.rate_rps / work.turns.mean)
+    single, number = singles(own, work, seed), 0
+    left = math.inf if load.num_requests is None else load.num_requests
+    for session, first in enumerate(single):
+        wanted = max(1, round(work.turns.quantile(open_unit(draw))))
+        turns = [first._replace(id=number, session=session)]
+        while len(turns) < min(wanted, left):
+            last = turns[-1]
+            context = last.n_in + last.n_out
+            turns.append(Planned(
+                number + len(turns), work.think_s.quantile(open_unit(draw)),
+                context + max(1, round(work.n_in.quantile(open_unit(draw)))),
+                max(1, round(work.n_out.quantile(open_unit(draw)))), first.group,
+                session=session, turn=len(turns), context=context))
+        number += len(turns)
+        left -= len(turns)
+        chained: Optional[Planned] = None
+        for planned in reversed(turns):
+            chained = planned._replace(follow=chained)
+        if chained is not None:
+            yield chained
+        if left <= 0:
+            return
+
+
+def session_s(work: Work, e2e_s: float) -> float:
+    """How long a mean session lasts [s]; without turns, one E2E."""
+    if work.turns is None or work.think_s is None:
+        return e2e_s
+    return work.turns.mean * (e2e_s + work.think_s.mean) - work.think_s.mean
+
+
+def turns_of(requests: Iterable[Planned]) -> Iterator[Planned]:
+    """Every request of a plan, the later turns of a session after its first."""
+    for planned in requests:
+        turn: Optional[Planned] = planned
+        while turn is not None:
+            yield turn
+            turn = turn.follow
+
+
+def prefix_keys(planned: Planned, work: Work, tokens: int, owner: int) -> List[Hashable]:
+    """Keys of a request's leading blocks of so many tokens, for an engine's prefix cache.
+
+    Equal keys mean equal text up to the block's end. owner: whose text it is (a run; the same
+    number in each where prompts repeat). None where neither a trace nor a session says anything.
+    """
+    if planned.session >= 0:  # of the whole conversation, answers included
+        blocks = (planned.n_in + planned.n_out) // tokens
+        return [(owner, "session", planned.session, n) for n in range(blocks)]
+    block = work.trace.block if work.trace else 0
+    chains = list(itertools.accumulate(planned.keys, lambda c, key: hash((c, key)), initial=0))
+    full = min(planned.n_in, block * len(planned.keys)) // tokens
+    return [(owner, chains[-(-(n + 1) * tokens // block)], n) for n in range(full)]
+
+
+def shared_of(planned: Planned, work: Work) -> int:
+    """Tokens of the shared prefix that a request begins with."""
+    own = next((c.work for c in work.classes if c.name == planned.cls), work)
+    return own.shared_prefix
+
+
+# -- from the flags
+
+
+def workload_row(name: str) -> Dict[str, Any]:
+    """The lengths and SLOs that presets.json has for a workload. Raises UserError."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "presets.json")
+    if not os.path.exists(path):
+        raise UserError(f"--workload {name} cannot be looked up: presets.json is not beside "
+                        "loadgen.py; put it there, or give --input-len, --output-len and the SLOs")
+    rows = {row["name"]: row for row in read_json(path).get("workloads", ())}
+    if name not in rows:
+        raise UserError(f"--workload {name!r} is not known{near(name, rows)}; presets.json has "
+                        f"{', '.join(rows)}")
+    return {key: value for key, value in rows[name].items()
+            if key in MIX_FIELDS and key != "name"}
+
+
+def settle_traffic(args: Any) -> None:
+    """Read the files that the flags name, and settle the load and the lengths that follow.
+
+    Raises UserError where flags contradict each other.
+    """
+    args.trace_read = args.prompts_read = None
+    args.classes = ()
+    if args.workload:
+        for key, value in workload_row(args.workload).items():
+            if getattr(args, key) is None:
+                setattr(args, key, token_lengths(value) if key.endswith("len") else value)
+    sources = [flag for flag in ("trace", "prompts", "mix", "turns") if getattr(args, flag)]
+    if len(sources) > 1:
+        raise UserError(f"--{sources[0]} and --{sources[1]} do not go together; give one")
+    for flag, needs in (("think_time", "turns"), ("trace_speed", "trace"),
+                        ("trace_window", "trace")):
+        if getattr(args, flag) is not None and not getattr(args, needs):
+            raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}")
+    given = [flag for source in sources for flag in IN_THE_FILE.get(source, ())
+             if getattr(args, flag, None) not in (None, False, 0, math.inf)]
+    if given:
+        raise UserError(f"--{sources[0]} says that itself; drop --{given[0].replace('_', '-')}")
+    {"trace": settle_trace, "prompts": settle_prompts, "mix": settle_mix}.get(
+        "".join(sources), lambda args: None)(args)
+
+
+IN_THE_FILE = {  # flags that contradict a file
+    "trace": ("rate", "sweep", "find_goodput", "ramp",
+              "input_len", "output_len", "shared_prefix_len"),
+    "prompts": ("input_len", "shared_prefix_len"),
+    "mix": ("input_len", "output_len", "shared_prefix_len")}
+
+
+def settle_trace(args: Any) -> None:
+    """--trace: its arrivals and lengths are the plan."""
+    trace = args.trace_read = read_trace(args.trace, args.trace_window or (0.0, math.inf),
+                                         args.trace_speed or 1.0, args.num_requests or 5_000_000,
+                                         args.duration or math.inf)
+    args.input_len = lengths_seen("of the trace", [p.n_in for p in trace.requests])
+    args.output_len = lengths_seen("of the trace", [p.n_out for p in trace.requests])
+    args.num_requests, args.duration = len(trace.requests), None
+    rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
+    args.rate = float(f"{rate:.3g}")
+    for note in trace.notes:
+        print(f"loadgen: {note}", file=sys.stderr)
+
+
+def settle_prompts(args: Any) -> None:
+    """--prompts: the customer's own texts; lengths are known only when the server has counted."""
+    found = args.prompts_read = read_prompts(args.prompts)
+    items = len(found.items)
+    args.input_len = lengths_seen("of the file (estimated)",
+                                  [found.tokens(n) for n in range(items)])
+    if not args.output_len and all(item.n_out for item in found.items):
+        args.output_len = lengths_seen("of the file's replies",
+                                       [item.n_out or 0 for item in found.items])
+    wanted = args.num_requests or (0 if args.duration else 100)
+    if wanted > items:
+        print(f"loadgen: {wanted} requests from {items} prompts: {wanted - items} repeats, "
+              + ("which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
+                 else "each round with a nonce of its own in front"), file=sys.stderr)
+
+
+def settle_mix(args: Any) -> None:
+    """--mix: the classes, their total rate, and the mean lengths of all."""
+    classes = args.classes = read_mix(args.mix, {
+        f"{name}_s": value * MS if value else None for name, value in (
+            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))})
+    if args.rate is None and not args.sweep and args.concurrency is None:
+        without = [c.name for c in classes if c.rate_rps is None]
+        if without:
+            raise UserError(f"{args.mix}: class {without[0]} has no rate; give it one, or --rate "
+                            "for all")
+        args.rate = math.fsum(c.rate_rps or 0.0 for c in classes)
+    args.input_len = blend([(c.share, c.work.n_in) for c in classes])
+    args.output_len = blend([(c.share, c.work.n_out) for c in classes])
+
+
+def blend(parts: Sequence[Tuple[float, Lengths]]) -> Lengths:
+    """A mixture of distributions by their shares, its quantiles from 200 points of each."""
+    points = sorted((lengths.quantile((i + 0.5) / 200), share / 200)
+                    for share, lengths in parts for i in range(200))
+    reached = list(itertools.accumulate(share for _, share in points))
+    mean = math.fsum(share * lengths.mean for share, lengths in parts)
+    return Lengths("of the mix", mean,
+                   lambda q: points[min(len(points) - 1, bisect.bisect_left(reached, q))][0])
+
+
+def work_of(args: Any) -> Work:
+    """What the requests ask for, as the flags and their files say."""
+    think = args.think_time or (think_time("0") if args.turns else None)
+    return Work(args.input_len, args.output_len, args.shared_prefix_len, args.prefix_groups,
+                args.trace_read, args.prompts_read, args.classes, args.turns, think)
+
+
+def slo_of(args: Any) -> Slo:
+    """What a request must meet, as the flags and the classes say."""
+    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
+        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    return Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment, {c.name: Slo(
+        c.limits["ttft_s"], c.limits["tpot_s"], c.limits["e2e_s"], args.slo_attainment)
+        for c in args.classes})
+
+
+def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
+    """Where requests come from, for the record and the setup statement; None: distributions."""
+    text, more = "", {}
+    if args.trace_read:
+        more = args.trace_read.about
+        text = (f"trace {more['file']} ({more['format']}), lines {more['first_line']} to "
+                f"{more['last_line']}, {more['unit']}, speed {more['speed']:g}")
+        if more["shared_share"] is not None:
+            text += (f"; hash ids of {more['block_tokens']} tokens, {more['shared_share']:.0%} of "
+                     "the prompt tokens repeat an earlier prefix")
+        more = {**more, "notes": args.trace_read.notes}
+    elif args.prompts_read:
+        more = {"file": os.path.basename(args.prompts), "prompts": len(args.prompts_read.items)}
+        text = f"{more['prompts']} prompts of {more['file']}, in an order by the seed, then again"
+        text += "" if args.no_unique_prompts else "; a nonce of a few words in front of each"
+    elif args.classes:
+        text = f"{len(args.classes)} classes of {os.path.basename(args.mix)}"
+        more = {"classes": {c.name: {
+            "share": c.share, "model": c.model or None, "input": c.work.n_in.text,
+            "output": c.work.n_out.text, "shared_prefix_len": c.work.shared_prefix,
+            "burstiness": None if c.burstiness is None or math.isinf(c.burstiness)
+            else c.burstiness, **c.limits} for c in args.classes}}
+    elif args.turns:
+        think = args.think_time.text if args.think_time else "0"
+        more = {"turns": args.turns.text, "think_time_s": think}
+        text = (f"sessions of {args.turns.text} turns, think time {think} s; input length is the "
+                "new text of a turn, and the rate counts turns")
+    return {"text": text, **more} if text else None
 
 
 # ---- 4. Prompts and requests -------------------------------------------------------------------
@@ -777,32 +1586,77 @@ class Prompts:
     The nonce is fresh for every run (`salt`), so that no prompt of an earlier run is in a cache.
     """
 
-    def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration) -> None:
+    def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration,
+                 work: Optional[Work] = None) -> None:
         """seed fixes the filling, salt the nonces; unique=False leaves the nonce out."""
         self.seed, self.salt, self.unique, self.calibration = seed, salt, unique, calibration
+        self.block = work.trace.block if work and work.trace else 0
+        self.items = work.prompts.items if work and work.prompts else []
 
     def units(self, planned: Planned, shared: int, total: int, symbols: Sequence[Any]) -> List[Any]:
         """So many symbols: shared ones of the group first, then the nonce, then filling."""
         prefix = stream(self.seed, f"prefix {planned.group}").choices(symbols, k=shared)
         own = max(1, total - shared)
-        nonce: List[Any] = []
-        if self.unique:
-            value = (self.salt << 32) | planned.id
-            while value and len(nonce) < own:
-                value, digit = divmod(value, len(symbols))
-                nonce.append(symbols[digit])
+        nonce = self.nonce(planned.id, symbols)[:own]
         filling = stream(self.seed, f"filling {planned.id}").choices(symbols, k=own - len(nonce))
         return [*prefix, *nonce, *filling]
 
+    def nonce(self, number: int, symbols: Sequence[Any]) -> List[Any]:
+        """A few symbols that no other number and no other run has; none where not wanted."""
+        value = (self.salt << 32 | number) if self.unique else 0
+        found: List[Any] = []
+        while value:
+            value, digit = divmod(value, len(symbols))
+            found.append(symbols[digit])
+        return found
+
+    def blocks(self, planned: Planned, total: int, size: float, symbols: Sequence[Any]
+               ) -> List[Any]:
+        """So many symbols: a block of about `size` for each key, then filling of its own.
+
+        A block's content follows from its key and the run, so equal keys make equal prefixes, and
+        none that an earlier run has left in a cache.
+        """
+        seed = f"{self.seed}/{self.salt if self.unique else 0}"
+        found: List[Any] = []
+        for number, key in enumerate(planned.keys):
+            length = round((number + 1) * size) - round(number * size)
+            found += stream(seed, f"block {key}").choices(symbols, k=length)
+        filling = stream(seed, f"filling {planned.id}")
+        found += filling.choices(symbols, k=max(0, total - len(found)))
+        return found[:total]
+
     def token_ids(self, planned: Planned, shared: int) -> List[int]:
         """A prompt of exactly planned.n_in token ids."""
+        if planned.keys:
+            return self.blocks(planned, planned.n_in, self.block, TOKEN_IDS)
         return self.units(planned, shared, planned.n_in, TOKEN_IDS)
 
     def text(self, planned: Planned, shared: int) -> str:
-        """A prompt that the server should count as planned.n_in tokens."""
-        total = self.calibration.words_for(planned.n_in)
-        before = round(shared / self.calibration.tokens_per_word)
-        return " ".join(self.units(planned, min(before, total - 1), total, WORDS))
+        """A prompt that the server should count as planned.n_in tokens; later turns: the new."""
+        a_word = self.calibration.tokens_per_word
+        total = (max(1, round((planned.n_in - planned.context) / a_word)) if planned.turn
+                 else self.calibration.words_for(planned.n_in))
+        if planned.keys:
+            return " ".join(self.blocks(planned, total, self.block / a_word, WORDS))
+        shared = 0 if planned.turn else min(round(shared / a_word), total - 1)
+        return " ".join(self.units(planned, shared, total, WORDS))
+
+    def messages(self, planned: Planned, shared: int) -> List[Dict[str, Any]]:
+        """The new messages of a request; the customer's own with a nonce in front.
+
+        That nonce is one for each round through the file: what its prompts share stays shared,
+        and what comes again is not found in a cache.
+        """
+        if planned.prompt < 0:
+            return [{"role": "user", "content": self.text(planned, shared)}]
+        messages = [dict(message) for message in self.items[planned.prompt].messages]
+        nonce = " ".join(self.nonce(planned.group, WORDS))
+        content = messages[0].get("content")
+        if nonce:
+            messages[0]["content"] = ([{"type": "text", "text": nonce}, *content]
+                                      if isinstance(content, list) else f"{nonce}\n{content or ''}")
+        return messages
 
 
 class Target(NamedTuple):
@@ -871,15 +1725,23 @@ def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
     return parts.scheme, parts.hostname, port or standard, full + query, path, chat
 
 
-def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> bytes:
-    """The JSON body of one request."""
+def models_of(work: Work, target: Target) -> Dict[str, Target]:
+    """The target of each traffic class: another model, or adapter, where the class names one."""
+    return {c.name: target._replace(model=c.model or target.model) for c in work.classes}
+
+
+def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int,
+            talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+    """The JSON body of one request. `talk` is what was said before it; its messages are added."""
     fields: Dict[str, Any] = {"model": target.model}
-    if target.chat:
-        fields["messages"] = [{"role": "user", "content": prompts.text(planned, shared)}]
-    elif target.token_ids:
+    if not target.chat and target.token_ids and talk is None:
         fields["prompt"] = prompts.token_ids(planned, shared)
     else:
-        fields["prompt"] = prompts.text(planned, shared)
+        talk = [] if talk is None else talk
+        talk += prompts.messages(planned, shared)
+        fields.update({"messages": talk} if target.chat else {"prompt": joined(talk)})
+        if target.chat and planned.prompt >= 0:
+            fields.update(prompts.items[planned.prompt].more)
     fields.update(max_tokens=planned.n_out, stream=True, temperature=0.0,
                   stream_options={"include_usage": True})
     if target.ignore_eos:
@@ -889,14 +1751,15 @@ def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> 
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int) -> bytes:
+def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int,
+           talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
     """The bytes of one request, head and body in one piece."""
     name = "warmup" if run < 0 else run
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream",
                "Accept-Encoding": "identity", "X-Request-Id": f"loadgen-{name}-{planned.id}",
                **dict(target.headers)}
     return request_bytes("POST", target.path, target.authority, headers,
-                         body_of(target, prompts, planned, shared))
+                         body_of(target, prompts, planned, shared, talk))
 
 
 # ---- 5. The wire -------------------------------------------------------------------------------
@@ -1764,6 +2627,26 @@ class Reply:
         return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
 
 
+class TalkingReply(Reply):
+    """A reply that keeps its answer, for the next turn; each event is then decoded twice."""
+
+    __slots__ = ("said",)
+
+    def __init__(self) -> None:
+        """Nothing said."""
+        super().__init__()
+        self.said = ""
+
+    def _message(self, data: bytes, at_ns: int) -> None:
+        super()._message(data, at_ns)
+        self._around = NO_TWIN  # else the next like it would not come here
+        with contextlib.suppress(*MISSHAPEN):
+            choice = raw_decode(data.decode("utf-8", "replace"))[0]["choices"][0]
+            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            if len(self.said) < EVENT_MAX:
+                self.said += text if type(text) is str else joined([{"content": text}])
+
+
 # ---- 6. The driver -----------------------------------------------------------------------------
 # The only client sockets. The kernel stamps what arrives, so a read's time does not depend on when
 # it is looked at. An ordinary read is parsed at once: where it differs from an earlier one in its
@@ -1797,13 +2680,16 @@ class Record:
 
     __slots__ = ("answer_ns", "cached_tokens", "coalesced", "connect_s", "cls", "due_ns", "error",
                  "event_ns", "events", "finish_reason", "first_ns", "id", "itl_max_s", "last_ns",
-                 "measured", "n_in", "n_in_planned", "n_out", "n_out_estimated", "n_out_planned",
+                 "measured", "mix_class", "said", "session", "turn", "n_in",
+                 "n_in_planned", "n_out", "n_out_estimated", "n_out_planned",
                  "ready_ns", "resent", "reused", "run", "sent_ns", "status", "end_ns")
 
     def __init__(self, planned: Planned, run: int, due_ns: int, measured: bool) -> None:
         """A request that is due and not yet sent."""
         self.id, self.run, self.due_ns, self.measured = planned.id, run, due_ns, measured
-        self.n_in_planned, self.n_out_planned = planned.n_in, planned.n_out
+        self.n_in_planned = None if planned.prompt >= 0 or planned.turn else planned.n_in
+        self.n_out_planned, self.said = planned.n_out, ""
+        self.mix_class, self.session, self.turn = planned.cls, planned.session, planned.turn
         self.cls, self.error = "unsent", "never sent"
         self.ready_ns = due_ns  # when the load let it go: due, or when a slot came free
         self.sent_ns: Optional[int] = None
@@ -1833,6 +2719,7 @@ class Record:
         if self.n_out is None and stamps:
             self.n_out, self.n_out_estimated = len(stamps), True
         self.status, self.finish_reason = reply.status, reply.finish_reason
+        self.said = getattr(reply, "said", "")
 
     def stamp(self, stamps: array.array[int]) -> None:
         """Keep the times of its output events, and what follows from them."""
@@ -1882,7 +2769,10 @@ class Record:
             "itl_max_s": span(self.itl_max_s), "cached_tokens": self.cached_tokens,
             "status": self.status, "finish_reason": self.finish_reason,
             "measured": self.measured, "coalesced": self.coalesced,
-            "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent}
+            "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent,
+            "mix_class": self.mix_class or None,
+            "session": None if self.session < 0 else self.session,
+            "turn": None if self.session < 0 else self.turn}
 
 
 class Clocks:
@@ -2050,72 +2940,131 @@ class ClientHealth:
         self.cpu_s = self.wall_s = 0.0
         self.events = self.coalesced = self.resent = self.clock_jump_ns = 0
         self.opened = self.reused = 0
-        self.kernel_stamps = False
+        self.kernel_stamps = self.real_time = False
         self.peak_rss_bytes = 0
         self.interrupted = self.died = False
+        self.turns_lost = 0  # that never came, since an earlier one of their session failed
 
 
 class Outgoing(NamedTuple):
-    """A planned request with its bytes."""
+    """A planned request with its bytes, and what has been said in its session."""
 
     planned: Planned
     data: bytes
+    talk: Optional[List[Dict[str, Any]]] = None
+
+
+AHEAD_BYTES = 64 * MIB  # of requests made before the run; the others when nothing else is due
+CALM_NS = 50_000_000  # to the next due time, so that making one more delays nothing
 
 
 class Source:
     """The requests of one plan, or of a worker's share of it, as they come due."""
 
-    def __init__(self, plan: Plan, run: int, make: Callable[[Planned], bytes], shard: int = 0,
+    def __init__(self, plan: Plan, run: int, make: Callable[..., bytes], shard: int = 0,
                  shards: int = 1, all_over: Callable[[bool], bool] = bool) -> None:
         """all_over(mine) tells whether every worker's measured requests have ended."""
         self.plan, self.run, self.make, self.all_over = plan, run, make, all_over
-        self.shard, self.shards = shard, shards
+        self.windowed = plan.load.num_requests is None
         share = plan.requests[shard::shards]
-        self.ready: Deque[Outgoing] = collections.deque(Outgoing(p, make(p)) for p in share)
-        self.more = (None if plan.load.num_requests is not None
-                     else self._later(len(plan.requests)))
+        self.left, self.held = len(share), 0  # known and not made yet; bytes of those in ready
+        self.ready: Deque[Outgoing] = collections.deque()
+        later = (p for n, p in enumerate(schedule(plan.load, plan.work, plan.seed))
+                 if n >= len(plan.requests) and n % shards == shard) if self.windowed else ()
+        self.more: Iterator[Outgoing] = (self.made(p) for p in itertools.chain(share, later))
+        self.turns: List[Tuple[int, int, Outgoing]] = []  # due after an answer, the next first
+        self.talking: Dict[int, Outgoing] = {}  # in flight, of sessions
+        self.sessions = 0  # begun and not over
+        self.lost = 0
+        self.turn_next = False
         self.start_ns = 0
+        while self.left and self.held < AHEAD_BYTES:
+            self.prepare()
 
-    def _later(self, known: int) -> Iterator[Outgoing]:
-        """The share of the requests beyond those prepared, made as they are needed."""
-        for planned in schedule(self.plan.load, self.plan.work, self.plan.seed):
-            if planned.id >= known and planned.id % self.shards == self.shard:
-                yield Outgoing(planned, self.make(planned))
+    def made(self, planned: Planned) -> Outgoing:
+        """A request with its bytes."""
+        if planned.session < 0:
+            return Outgoing(planned, self.make(planned))
+        talk: List[Dict[str, Any]] = []
+        return Outgoing(planned, self.make(planned, talk), talk)
+
+    def prepare(self) -> None:
+        """Make one more request, if there is one."""
+        out = next(self.more, None)
+        self.left -= 1
+        if out is not None:
+            self.held += len(out.data)
+            self.ready.append(out)
 
     def next_ns(self, now_ns: int, driver: Union[Driver, Virtual]) -> Optional[int]:
-        """When the next request is due [ns]; None when no more will come."""
-        if self.more is not None:
+        """When the next request is due [ns]; None when no more will come by itself."""
+        if self.windowed:
             closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
             if closed and self.all_over(driver.measured_open == 0):
                 return None
-            if not self.ready:
-                self.ready.append(next(self.more))
         if not self.ready:
-            return None
+            self.prepare()
+        first_ns = self.first_ns(now_ns, driver.load.concurrency) if self.ready else None
+        turn_ns = self.turns[0][0] if self.turns else None
+        self.turn_next = turn_ns is not None and (first_ns is None or turn_ns <= first_ns)
+        due_ns = turn_ns if self.turn_next else first_ns
+        if self.left > 0 and self.held < AHEAD_BYTES and (due_ns or 0) - now_ns > CALM_NS:
+            self.prepare()
+        return due_ns
+
+    def first_ns(self, now_ns: int, limit: Optional[int]) -> Optional[int]:
+        """When the next request that waits for no answer is due [ns]."""
         if self.plan.load.closed:
-            return now_ns
+            return None if limit is not None and self.sessions >= limit else now_ns
         return self.start_ns + round(self.ready[0].planned.due_s / NS)
 
     def take(self, now_ns: int) -> Tuple[Outgoing, Record]:
         """The next request, and its record."""
-        out = self.ready.popleft()
-        due_ns = (now_ns if self.plan.load.closed
-                  else self.start_ns + round(out.planned.due_s / NS))
+        if self.turn_next:
+            due_ns, _, out = heapq.heappop(self.turns)
+        else:
+            out = self.ready.popleft()
+            self.held -= len(out.data)
+            due_ns = (now_ns if self.plan.load.closed
+                      else self.start_ns + round(out.planned.due_s / NS))
+            self.sessions += out.talk is not None
+        if out.talk is not None:
+            self.talking[out.planned.id] = out
         measured = self.plan.measured((due_ns - self.start_ns) * NS)
         return out, Record(out.planned, self.run, due_ns, measured)
+
+    def ended(self, record: Record) -> None:
+        """A request is over: the next turn of its session is due after the think time."""
+        out = self.talking.pop(record.id, None)
+        if out is None or out.talk is None:
+            return
+        follow, said, record.said = out.planned.follow, record.said, ""
+        if follow is None or not record.ok or record.end_ns is None:
+            self.sessions -= 1
+            self.lost += sum(1 for _ in turns_of([follow])) if follow else 0
+            return
+        talk = [*out.talk, {"role": "assistant", "content": said}]
+        due_ns = record.end_ns + round(follow.due_s / NS)
+        made = Outgoing(follow, self.make(follow, talk), talk)
+        heapq.heappush(self.turns, (due_ns, follow.id, made))
 
     def unsent(self, now_ns: int) -> List[Record]:
         """Records of what was due by now and never let go."""
         found = []
-        while self.ready and not self.plan.load.closed and (
-                self.start_ns + round(self.ready[0].planned.due_s / NS) <= now_ns):
+        while not self.plan.load.closed:
+            self.turn_next = bool(self.turns) and self.turns[0][0] <= now_ns
+            if not self.turn_next and not (self.ready and (self.first_ns(now_ns, None) or 0)
+                                           <= now_ns):
+                break
             found.append(self.take(now_ns)[1])
         self.ready.clear()
+        self.turns.clear()
+        self.more, self.left = iter(()), 0
         return found
 
     def abandons(self, driver: Union[Driver, Virtual]) -> bool:
         """Whether what is in flight is of no interest: window mode, all measured ones ended."""
-        return self.more is not None and driver.stopped_ns is None
+        return self.windowed and driver.stopped_ns is None
 
 
 class Driver:
@@ -2133,6 +3082,7 @@ class Driver:
         self.waiting: Deque[Tuple[Outgoing, Record]] = collections.deque()
         self.in_flight = 0
         self.done = self.failed = self.measured_open = 0
+        self.reply: Callable[[], Reply] = Reply
         self.start_ns = 0
         self.stopped_ns: Optional[int] = None
         self.no_room = "client_limit", ""  # class and reason when no connection can be opened
@@ -2317,7 +3267,7 @@ class Driver:
 
     def send(self, conn: Channel, out: Outgoing, record: Record, now_ns: int) -> None:
         """Put a request on a connection that stands."""
-        conn.state, conn.record, conn.reply, conn.request = BUSY, record, Reply(), out.data
+        conn.state, conn.record, conn.reply, conn.request = BUSY, record, self.reply(), out.data
         conn.reads = []
         record.reused = conn.uses > 0
         self.health.reused += record.reused
@@ -2404,7 +3354,7 @@ class Driver:
         self.close(conn)
         record.resent = True
         self.health.resent += 1
-        planned = Planned(record.id, 0.0, record.n_in_planned, record.n_out_planned, 0)
+        planned = Planned(record.id, 0.0, 0, record.n_out_planned, 0)
         fresh = self.open(now_ns)
         if fresh is None:
             self.finish(record, *self.no_room, now_ns)
@@ -2803,25 +3753,51 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     """Send a plan and gather its records, over one process or several."""
     if r.engine is not None:
         return simulate_plan(plan, run, r.engine, r)
-    prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration)
+    prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration, plan.work)
+    models = models_of(plan.work, r.target)
 
-    def make(planned: Planned) -> bytes:
-        return encode(r.target, prompts, planned, plan.work.shared_prefix, run)
+    def make(planned: Planned, talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+        return encode(models.get(planned.cls, r.target), prompts, planned,
+                      shared_of(planned, plan.work), run, talk)
 
     rate = plan.load.rate_rps
     expected = plan.load.concurrency or (len(plan.requests) if rate is None
                                          else math.ceil(1.3 * rate * expected_e2e_s) + 4)
     expected = min(expected, len(plan.requests), 4096)
     spare = min(64, max(2, math.ceil(0.1 * rate))) if rate else 0
+    if plan.work.trace:
+        spare = max(spare, min(1024, most_at_once(plan)))
+        expected = max(expected, spare)
     if r.workers == 1:
         records: List[Record] = []
         health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
-                                      bool, time.perf_counter_ns)
+                                      bool, soon if plan.work.trace else time.perf_counter_ns)
         return Outcome(plan, records, [health], start_ns, calibration, [])
     return fork_workers(plan, run, r, make, (expected, spare), calibration)
 
 
-def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def real_time(wanted: bool) -> bool:
+    """Real-time priority on or off, so that a busy machine sends no request of a trace late.
+
+    Whether it was allowed (root, CAP_SYS_NICE or RLIMIT_RTPRIO); never where it would take the
+    only core.
+    """
+    try:
+        if wanted and len(os.sched_getaffinity(0)) < 2:
+            return False
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
+        os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def soon() -> int:
+    """A start [ns] that finds the loop running: a trace's first requests are often due at 0."""
+    return time.perf_counter_ns() + round(READY_S / NS)
+
+
+def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                shard: Tuple[int, int], connections: Tuple[int, int], records: List[Record],
                all_over: Callable[[bool], bool], start: Callable[[], int]
                ) -> Tuple[ClientHealth, int]:
@@ -2837,10 +3813,12 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
         load = load._replace(concurrency=share)
 
     def keep(record: Record) -> None:
+        source.ended(record)
         records.append(record)
         r.journal.add(record, source.start_ns)
 
     driver = Driver(r.wiring, r.target.host, load, keep)
+    driver.reply = TalkingReply if plan.work.turns else Reply
     expected, spare = connections
     driver.prepare(-(-expected // of))
     gc.collect()
@@ -2853,15 +3831,19 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
         else lambda driver: None
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
+    driver.health.real_time = bool(plan.work.trace) and real_time(True)
     try:
         driver.drive(source, -(-spare // of), progress, r.stop)
         driver.cancel_all("after the measured window", time.perf_counter_ns())
     finally:
+        if driver.health.real_time:
+            real_time(False)
         gc.enable()
         gc.unfreeze()
         if isinstance(progress, Progress):
             progress.clear()
     health = driver.health
+    health.turns_lost = source.lost
     health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     driver.shut()
     health.peak_rss_bytes = peak_rss_bytes()
@@ -2916,7 +3898,7 @@ class Board:
         self.page[2 * self.workers:] = at_ns.to_bytes(8, "little")
 
 
-def fork_workers(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def fork_workers(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                  connections: Tuple[int, int], calibration: Calibration) -> Outcome:
     """Share a plan out over forks; they start together and hand their records back by pipe."""
     board, pipes, children = Board(r.workers), {}, []
@@ -2990,7 +3972,7 @@ def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes
     outcome.health.append(health)
 
 
-def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                 connections: Tuple[int, int], place: Tuple[int, Board, int]) -> None:
     """A fork's life: prepare, wait for the common start, work, hand back."""
     import pickle
@@ -3037,19 +4019,21 @@ def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Runni
     """Send prompts of these lengths, two at a time; (outcome, (words sent, tokens counted))."""
     requests = tuple(Planned(i, 0.0, n, made, 0) for i, n in enumerate(lengths))
     load = Load(None, 2, 1.0, len(requests), None, None)
-    plan = Plan(load, work._replace(shared_prefix=0), seed, requests, (0.0, math.inf), "")
+    plain = work._replace(shared_prefix=0, trace=None, prompts=None, turns=None)
+    plan = Plan(load, plain, seed, requests, (0.0, math.inf), "")
+    targets = list(models_of(work, r.target).values()) or [r.target]
     prompts = Prompts(seed, r.salt - 1, True, calibration)
     records: List[Record] = []
 
     def make(planned: Planned) -> bytes:
-        return encode(r.target, prompts, planned, 0, -1)
+        return encode(targets[planned.id % len(targets)], prompts, planned, 0, -1)
 
     if r.engine is not None:  # on another, that this one may begin cold
         return simulate_plan(plan, -1, r.engine.profile, r), []
     if requests:
         work_share(plan, -1, r, make, (0, 1), (2, 0), records, bool, time.perf_counter_ns)
     points = [(calibration.words_for(record.n_in_planned), record.n_in) for record in records
-              if record.ok and record.n_in]
+              if record.ok and record.n_in and record.n_in_planned]
     return Outcome(plan, records, [], 0, calibration, []), points
 
 
@@ -3220,17 +4204,21 @@ class Slo(NamedTuple):
     tpot_s: Optional[float]
     e2e_s: Optional[float]
     attainment: float
+    classes: Mapping[str, Slo] = {}  # of --mix: each request is judged by its own
 
     @property
     def any(self) -> bool:
         """Whether anything is asked."""
-        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s))
+        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s)) or any(
+            slo.any for slo in self.classes.values())
 
     def met(self, record: Record) -> bool:
         """Whether a request succeeded and met every one; without visible output it did not.
 
         An answer of one token has no TPOT and is not judged by it.
         """
+        if record.mix_class in self.classes:
+            return self.classes[record.mix_class].met(record)
         ttft = record.since(record.first_ns, record.due_ns)
         if ttft is None:
             return False
@@ -3294,12 +4282,44 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     summary.update(latencies(records, good))
     summary.update(little(everything, records, span, rate))
     summary.update(input_error(good, token_ids, outcome.calibration))
+    summary["classes"] = {c.name: part_of(
+        [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
+        offered) for c in plan.work.classes} or None
+    summary["turns"] = {"lost": sum(h.turns_lost for h in outcome.health), **{name: part_of(
+        [r for r in records if (r.turn > 0) == later], slo, span_s, rate, offered)
+        for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
     summary["client"] = client_summary(outcome, records)
     summary["errors"] = error_examples(records)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [
         *warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
+
+
+def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[float],
+            offered: int) -> Dict[str, Any]:
+    """What a part of a run's requests saw (a class, first or later turns), as the run itself."""
+    good = [r for r in records if r.ok]
+    met = [1.0 if slo.met(r) else 0.0 for r in records]
+    judged = slo.any and bool(records)
+    attainment = sum(met) / len(met) if judged else None
+    own_rate = rate * len(records) / offered if rate is not None and offered else None
+    worth = len(met) / autocorrelation_factor(met) if judged else 0.0
+    seen = latencies(records, good)
+    read = [r.n_in for r in good if r.n_in is not None]
+    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    return {"offered": len(records), "completed": len(good), "failed": len(records) - len(good),
+            "offered_rate_rps": own_rate, "attainment": attainment,
+            "attainment_interval": share_interval(int(sum(met)), worth, len(met)) if judged
+            else None,
+            "goodput_rps": own_rate * attainment if own_rate is not None
+            and attainment is not None else None,
+            "output_tok_s": sum(r.n_out or 0 for r in good) / span_s if span_s else None,
+            "input_tokens_mean": sum(read) / len(read) if read else None,
+            "cached_tokens_mean": sum(cached) / len(cached) if cached else None,
+            **{key: seen[key] for key in ("ttft_s", "ttft_from_sent_s", "tpot_s", "itl_s",
+                                          "e2e_s")},
+            "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}}
 
 
 def measured_span(plan: Plan, records: Sequence[Record], start_ns: int, interrupted: bool
@@ -3395,11 +4415,13 @@ def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
 def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibration
                 ) -> Dict[str, Any]:
     """The input length that the server counted against the planned one."""
-    pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in]
+    pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in and r.n_in_planned]
+    counted = [r.n_in for r in good if r.n_in]
     error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
-    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if pairs else None,
-            "input_tokens_mean": sum(g for _, g in pairs) / len(pairs) if pairs else None,
+    planned = pairs and len(pairs) == len(counted)  # else there is nothing to compare with
+    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if planned else None,
+            "input_tokens_mean": sum(counted) / len(counted) if counted else None,
             "input_error_max": error,
             "input_source": "token ids" if token_ids else calibration.source,
             "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
@@ -3425,6 +4447,7 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
         "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
         "kernel_stamps": all(h.kernel_stamps for h in health) if health else None,
         "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
+        "real_time": any(h.real_time for h in health),
         "workers": len(health), "interrupted": any(h.interrupted for h in health),
         "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
     if outcome.simulated:  # there was no client to speak of
@@ -3478,9 +4501,15 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
                                   "lower rate, or a quieter machine"]
     if not outcome.plan.load.closed:
-        ttft = [r.since(r.first_ns, r.due_ns) for r in records if r.ok and r.first_ns]
-        for what, values, least, unit in (("in flight", settled_levels(records), 3.0, ""),
-                                          ("TTFT", ttft, 0.05, " s")):
+        # a trace's rate may rise, and sessions build up: only TTFT then tells of a queue
+        work, from_ns = outcome.plan.work, 0
+        if work.turns and summary["e2e_s"]["mean"]:
+            from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
+        ttft = [r.since(r.first_ns, r.due_ns) for r in records
+                if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
+        for what, values, least, unit in (
+                ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
+                ("TTFT", ttft, 0.05, " s")):
             rises, first, last = trend([v for v in values if v is not None])
             if rises and last - first > least:
                 cap = outcome.plan.load.concurrency
@@ -3545,18 +4574,24 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
         found.append(f"{client['coalesced_share']:.0%} of the output events came bundled with "
                      "others: the server or a gateway sends in bursts, so ITL is a chunk gap")
     cached = summary["cached_tokens_mean"]
-    expected = plan.work.shared_prefix
-    if cached and cached > expected + CACHED_SPARE and unique:
+    work = plan.work
+    expected = max([work.shared_prefix, *(c.work.shared_prefix for c in work.classes)])
+    sharing = work.prompts or work.turns or (work.trace and work.trace.block)
+    if cached and cached > expected + CACHED_SPARE and unique and not sharing:
         found.append(f"{figure(cached)} prompt tokens a request came from the server's prefix "
                      "cache though prompts are unique: this is not a cold run")
     if (summary["input_error_max"] or 0) > 0.02 and any(
-            abs((r.n_in or 0) - r.n_in_planned) > 2 for r in good if r.n_in):
+            abs((r.n_in or 0) - r.n_in_planned) > 2 for r in good if r.n_in and r.n_in_planned):
         found.append(f"prompts were up to {summary['input_error_max']:.1%} off their planned "
                      "length, by the server's count")
     short = sum(1 for r in good if r.n_out is not None and r.n_out < r.n_out_planned)
     if short:
         found.append(f"{short} answers were shorter than asked: the model stopped early, or "
                      "ignore_eos was not honoured")
+    lost = (summary["turns"] or {}).get("lost")
+    if lost:
+        found.append(f"{lost} later turns were never due: an earlier one of their session failed; "
+                     "they are in no figure")
     if summary["n_out_estimated"]:
         found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
                      "counted as events, an estimate")
@@ -3648,14 +4683,15 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
     lines = ["ms from due" + (", SIMULATED" if summary["simulated"] else "")
              + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
-                              if asked else "; no SLO given, so no goodput")]
+                              if asked else "; each class has its own SLO"
+                              if slo.get("classes") else "; no SLO given, so no goodput")]
     if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
                      f"smallest run had {fewest:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    knee = find_knee(runs, slo["attainment"]) if asked else None
+    knee = find_knee(runs, slo["attainment"]) if asked or slo.get("classes") else None
     if knee:
         lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
     return lines
@@ -3691,6 +4727,8 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
+    for name, part in {**(run["classes"] or {}), **(run["turns"] or {})}.items():
+        lines += part_lines(name if run["classes"] else f"{name} turns", part)
     if not run["simulated"]:
         lines.append(client_line(run["client"]))
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
@@ -3708,6 +4746,21 @@ def latency_line(name: str, spread: Mapping[str, Any], longest: Any = None) -> s
             f"{in_ms(spread['p99'])} {bounds}, mean {in_ms(spread['mean'])}, max "
             f"{in_ms(spread['max'])} ms" + (f", longest gap {in_ms(longest)} ms" if longest
                                             else ""))
+
+
+def part_lines(name: str, part: Any) -> List[str]:
+    """A class, or the first or later turns: its share of the load, goodput and latencies."""
+    if not isinstance(part, Mapping):
+        return []
+    limits = ", ".join(f"{key[:-2]} {limit / MS:g}" for key, limit in part["slo"].items() if limit)
+    line = (f"  {name}: offered {part['offered']} ({optional(part['offered_rate_rps'], '{:.3g}')}"
+            f"/s), {part['failed']} failed")
+    if part["attainment"] is not None:
+        low, high = part["attainment_interval"]
+        line += (f"; attainment {part['attainment']:.1%} (95%: {low:.1%} to {high:.1%}) of "
+                 f"{limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
+    return [line, *("  " + latency_line(head, part[key]) for head, key in (
+        ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
 
 def client_line(client: Mapping[str, Any]) -> str:
@@ -3742,6 +4795,8 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
                  f"{summary['warmup']['requests']} warm-up requests"
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
+    if plan.get("traffic"):
+        lines.append(f"       {plan['traffic']['text']}")
     client = run["client"]
     clock = (f"{client['workers']} worker(s), receive times from "
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
@@ -4343,22 +5398,24 @@ def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
     engine = profile if isinstance(profile, Engine) else Engine(profile)
     limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
     unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
-    source = Source(plan, run, lambda planned: b"")
+    source = Source(plan, run, lambda *_: b"")
     source.start_ns = EPOCH_NS
     records: List[Record] = []
 
     def keys(planned: Planned) -> Sequence[Hashable]:
-        return virtual_keys(planned, (plan.work.shared_prefix + lead) // size, size,
-                            (run + 3, run + 3 if unique else 1))
+        owners = run + 3, run + 3 if unique else 1
+        return prefix_keys(planned, plan.work, size, owners[1]) or virtual_keys(
+            planned, (shared_of(planned, plan.work) + lead) // size, size, owners)
 
     def keep(record: Record) -> None:
+        source.ended(record)
         records.append(record)
         if r:
             r.journal.add(record, EPOCH_NS)
 
     size, health = engine.profile.block_tokens, ClientHealth()
     done = Virtual(engine, plan.load, limits, keys, keep).drive(source, r.stop if r else bool)
-    health.interrupted = not done
+    health.interrupted, health.turns_lost = not done, source.lost
     return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], True)
 
 
@@ -5159,6 +6216,8 @@ def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callabl
 def loads_of(args: Any) -> List[Load]:
     """The runs that the flags ask for."""
     number = None if args.duration else args.num_requests or 100
+    if args.trace_read:
+        return [Load(args.rate, args.concurrency, 1.0, number, None, None)]
     wanted = args.sweep or [args.rate]
     return [Load(None if rate is None or math.isinf(rate) else rate, args.concurrency,
                  args.burstiness, number, args.duration, args.ramp) for rate in wanted]
@@ -5181,7 +6240,7 @@ def target_of(args: Any, url: str) -> Target:
             extra.setdefault(field, int(value) if field == "top_k" else value)
     return Target(scheme, host, port, path, base_path, chat,
                   args.served_model_name or args.model or "", tuple(headers), extra,
-                  not args.no_ignore_eos, not chat)
+                  not args.no_ignore_eos, not (chat or args.prompts or args.turns))
 
 
 def wiring_of(args: Any, target: Target) -> Wiring:
@@ -5452,16 +6511,14 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         if why:
             print(f"loadgen: no --model, and {why}; asking for 'default'", file=sys.stderr)
         target = target._replace(model=model or "default")
-    work = Work(args.input_len, args.output_len, args.shared_prefix_len, args.prefix_groups)
+    work = work_of(args)
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
     running = Running(target, wiring, args.workers, journal, Interrupt(),
                       int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
                       Engine(profile_from(simulated["step_time"])) if simulated else None)
     warm, running, calibration, expected_s = warmed(args, work, running)
-    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
-        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
+    slo = slo_of(args)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
     most = most_connections(plans, expected_s)
     for warning in filter(None, () if simulated else (raise_descriptors(most),
@@ -5469,13 +6526,15 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
-        "slo": slo._asdict(), "environment": environment(), "warmup": warm,
-        "simulated": simulated, "runs": []}
+        "slo": {**slo._asdict(), "classes": {name: own._asdict()
+                                             for name, own in slo.classes.items()}},
+        "environment": environment(), "warmup": warm, "simulated": simulated, "runs": []}
     if simulated:
         summary["target"]["url"] = None
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
-        "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
+        "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
+                     for plan in plans]})
     for number, plan in enumerate(plans):
         outcome = run_plan(plan, number, running, calibration, expected_s)
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
@@ -5530,7 +6589,8 @@ def most_connections(plans: Sequence[Plan], expected_s: float) -> int:
 def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     """What was planned, for the record and the setup statement."""
     load = plans[0].load
-    shape = ("closed loop" if load.closed else "all at once" if load.rate_rps is None else
+    shape = ("of the trace" if args.trace_read else
+             "closed loop" if load.closed else "all at once" if load.rate_rps is None else
              "constant" if math.isinf(load.burstiness) else
              "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
     return {"seed": args.seed, "hash": "+".join(plan.hash for plan in plans),
@@ -5540,14 +6600,19 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
             "concurrency": load.concurrency, "num_requests": load.num_requests,
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
             "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
-            "unique_prompts": not args.no_unique_prompts, "workers": args.workers}
+            "unique_prompts": not args.no_unique_prompts, "workers": args.workers,
+            "workload": args.workload, "traffic": traffic_statement(args)}
 
 
 def plan_rows(plan: Plan) -> Dict[str, Any]:
     """A plan's requests as columns."""
-    rows = plan.requests
-    return {"hash": plan.hash, "n_in": [r.n_in for r in rows], "n_out": [r.n_out for r in rows],
-            "group": [r.group for r in rows]}
+    rows, work = list(turns_of(plan.requests)), plan.work
+    more = [name for name, used in (("cls", work.classes), ("prompt", work.prompts),
+                                    ("keys", work.trace), ("session", work.turns),
+                                    ("turn", work.turns), ("context", work.turns)) if used]
+    return {"hash": plan.hash, **{name: [getattr(r, name) for r in rows]
+                                  for name in ("n_in", "n_out", "group", *more)},
+            **({"think_s": [r.due_s if r.turn else None for r in rows]} if work.turns else {})}
 
 
 def target_statement(target: Target) -> Dict[str, Any]:
@@ -5593,7 +6658,9 @@ def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
     if summary["unsaved"] or not any(run["completed"] for run in runs) or any(
             run["verdict"] == "CLIENT-LIMITED" for run in runs):
         return 1
-    if args.gate and any((run["attainment"] or 0) < args.slo_attainment for run in runs):
+    judged = [*runs, *(part for run in runs for part in (run["classes"] or {}).values()
+                       if any(part["slo"].values()))]
+    if args.gate and any((part["attainment"] or 0) < args.slo_attainment for part in judged):
         return 3
     return 0
 
