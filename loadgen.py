@@ -3898,13 +3898,14 @@ LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts w
 QUEUED = 1.0  # waiting in the engine, on average, at least: somebody always is
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
-IN_PREFILL = 0.7  # of the spikes, at least; and ordinary gaps avoid prefills SPIKE times as often
+SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
+IN_PREFILL = 0.7  # of the spikes, at least, and of the ordinary gaps at most half that share
 GROWN, GROWN_PAST_SLO = 2.0, 1.25  # ITL p50 over low load's: what grows with the batch outweighs
 PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs                # the rest
 HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens, two of the largest usual blocks
 KV_SMALL, BATCH_SMALL = 0.2, 128  # under these, growth is neither KV reads nor compute: the KV of a
 # fifth of the pool reads far faster than the weights; the ridge of current GPUs is near 300
-CORE_FULL = 0.9  # of a core used by the API server: one Python process can use no more
+CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
 
@@ -4017,40 +4018,49 @@ def of_slo(value: Optional[float], limit: Optional[float]) -> str:
 def queueing(c: Case) -> str:
     """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
     ttft = c.p("ttft_from_sent_s" if c.run["concurrency"] else "ttft_s")
-    tpot, alone, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
-    if ttft is None or alone is None:
+    tpot, own, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
+    if ttft is None or own is None:
         return ""
+    best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
     depth = c.server("queue_depth")
     grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
     seen = grows or (depth or 0) >= QUEUED
     if c.slo["ttft_s"]:
         high = ttft > c.slo["ttft_s"] and (seen or (
-            not c.low and alone["excess_p99_s"] >= ttft / 2))
+            not c.low and own["excess_p99_s"] >= ttft / 2))
     else:
-        high = seen and ttft > TIMES_FLOOR * alone["floor_s"]
+        high = seen and ttft > TIMES_FLOOR * best_s
     least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
     fine = tpot is None or (tpot <= limit if limit else (c.p("tpot_s", "p50") or 0)
                             <= GROWN * least)
     if not (high and fine):
         return ""
     kv, running = c.server("kv_usage", "max"), c.server("running", "max")
-    return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, {in_ms(alone['floor_s'])} ms for a long "
-            f"prompt alone; TPOT p99 {of_slo(tpot, limit)}"
+    return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
+            f"prompt; TPOT p99 {of_slo(tpot, limit)}"
             + (f"; {figure(depth)} wait in the engine on average" if depth is not None else "")
             + ("; the queue grows" if grows else "")
             + (f"; {running:.0f} ran at most, KV use {kv:.0%}: "
-               + ("no room for more at once" if kv > 0.9 else "room for more at once")
+               + ("no room for more at once" if kv > 0.9 else "KV has room for more at once")
                if kv is not None and running is not None else ""))
 
 
 def prefill_stalls(c: Case) -> str:
-    """Spikes between tokens that fall in others' prefills."""
+    """Spikes between tokens that fall in others' prefills, and are long.
+
+    Against the TPOT SLO: longer where TPOT misses it, else SPIKE times as long, since TPOT hides
+    such a pause and users do not.
+    """
     itl, spikes, limit = c.run["itl_s"], c.run["signs"]["spikes"], c.slo["tpot_s"]
-    if not spikes or (limit and itl["p99"] <= limit) or (
-            (c.run["client"]["coalesced_share"] or 0) > COALESCED_SHARE):
+    if not spikes or (c.run["client"]["coalesced_share"] or 0) > COALESCED_SHARE:
+        return ""
+    least = SPIKE_NO_SLO * itl["p50"]
+    if limit:
+        least = limit if (c.p("tpot_s") or 0) > limit else SPIKE * limit
+    if itl["p99"] <= least:
         return ""
     within, others = spikes["in_prefill"] or 0.0, spikes["others_in_prefill"] or 0.0
-    if within < IN_PREFILL or 1 - others < SPIKE * (1 - within) or others == 1:
+    if within < IN_PREFILL or others > within / 2:
         return ""
     return (f"ITL p99 {of_slo(itl['p99'], limit)}, p50 {in_ms(itl['p50'])} ms; {within:.0%} of the "
             f"{spikes['n']} gaps over {SPIKE:g}x the median fall in another request's prefill, "
@@ -4106,7 +4116,8 @@ def growth(c: Case) -> Tuple[str, bool]:
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
-            + (f"; KV use {kv:.0%} at most" if kv is not None else "")
+            + (f"; KV use {kv:.0%} at most" if kv is not None else
+               "; KV use is not known, so work for each sequence would look the same")
             + (f", {batch:.0f} running" if batch is not None else "")), not small
 
 
@@ -4148,7 +4159,9 @@ def cpu_bound(c: Case) -> str:
     if c.run["verdict"] == "CLIENT-LIMITED":
         return f"it is the client: {c.run['reasons'][0]}; more --workers, or another machine"
     cpu = c.server("cpu_share")
-    if (cpu or 0) >= CORE_FULL:
+    harmed = c.run["verdict"] == "UNSTABLE" or (
+        c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
+    if harmed and (cpu or 0) >= CORE_FULL:
         return f"the API server's process used {cpu:.0%} of a core"
     text, by_kv = growth(c)
     return "" if by_kv or not text else f"{text}: so little KV cannot slow a step so much"
@@ -4269,6 +4282,9 @@ ADVICE = (  # what to say, and when; %s is what the test gives
      "take FP8 or a smaller model", met_with_margin),
     ("ASK   no run at low load, so bandwidth and prefill cannot be told from the batch and the "
      "queue: add one at about %s req/s", no_low_load),
+    ("ASK   no SLO was given, so what is high at low load cannot be said: --slo-ttft-ms and "
+     "--slo-tpot-ms%s", lambda summary: "" if any(
+         summary["slo"][key] for key in ("ttft_s", "tpot_s")) else " "),
     ("ASK   out of memory at start-up shows only in the engine's start-up log: capacity.py "
      "--startup-log FILE reads it%s", lambda summary: " "),
 )
@@ -4282,16 +4298,16 @@ def advice(summary: Mapping[str, Any]) -> List[str]:
 
 def finding_lines(summary: Mapping[str, Any]) -> List[str]:
     """The findings and the advice as text."""
-    found, runs = summary["findings"], summary["runs"]
+    found, runs = summary.get("findings", ()), summary["runs"]
+    why = (summary.get("metrics") or {}).get("why")
     lines = [] if found else ["FINDINGS  none: no symptom of the table shows" + (
-        "" if any(run["server"] for run in runs) else
-        f"; the engine's metrics were not there to see ({summary['metrics']['why']})")]
+        f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
                   f"  seen    {item['evidence']}",
                   f"  cause   {item['cause']}; moves {item['term']}",
                   f"  vLLM    {item['vllm']}", f"  SGLang  {item['sglang']}"]
-    return lines + summary["advice"]
+    return [*lines, *summary.get("advice", ())]
 
 
 # ---- 9. Rendering ------------------------------------------------------------------------------
@@ -4401,7 +4417,7 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
-    lines += [client_line(run["client"]), *server_lines(run["server"])]
+    lines += [client_line(run["client"]), *server_lines(run.get("server"))]
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
