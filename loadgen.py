@@ -3353,7 +3353,7 @@ def server_lines(server: Optional[Mapping[str, Any]]) -> List[str]:
         return mean if mean == "-" else f"{mean} mean {most} max"
 
     ttft, ours = server["ttft_s"], server["client_ttft_s"]
-    lines = [f"  server ({server['engine']}, {server['samples']} readings): running "
+    lines = [f"  server ({server['engine']}; readings: {server['samples']}): running "
              f"{level('running', '{:.1f}')}, queue {level('queue_depth', '{:.1f}')}, KV use "
              f"{level('kv_usage', '{:.0%}')}, preemptions "
              f"{optional(server['preemptions'], '{:.0f}')}, prefix hits "
@@ -3895,7 +3895,7 @@ def in_ms(seconds: Optional[float]) -> str:
 # "High" is against the SLO; without one, against low load, or a ratio that needs no model.
 
 LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
-QUEUED = 1.0  # waiting in the engine, on average, at least: somebody always is
+QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
 SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
@@ -4022,7 +4022,7 @@ def queueing(c: Case) -> str:
     if ttft is None or own is None:
         return ""
     best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
-    depth = c.server("queue_depth")
+    depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
     grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
     seen = grows or (depth or 0) >= QUEUED
     if c.slo["ttft_s"]:
