@@ -3094,12 +3094,13 @@ def parse_metrics(text: str) -> Dict[str, Any]:
             continue
         match = sample.match(line.partition(" # ")[0])
         try:
-            name, labels, value = match[1].replace(":", "_"), match[2], float(match[3])  # type: ignore[index]
-            bound = re.search(r'(?:^|[,{\s])le="([^"]*)"', labels or "")
+            written, labels, text = match.groups() if match else ("", "", "")
+            name, value = written.replace(":", "_"), float(text)
+            bound = re.search(r'(?:^|[,\s])le="([^"]*)"', labels or "")
             if name.endswith("_bucket") and bound:
-                counts = buckets.setdefault(name[:-7], {})
+                counts = buckets.setdefault(name[:-len("_bucket")], {})
                 counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + value
-        except (TypeError, ValueError):
+        except ValueError:
             bad += 1
             continue
         if math.isfinite(value):
@@ -3900,11 +3901,12 @@ TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO 
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
 SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
 IN_PREFILL = 0.7  # of the spikes, at least, and of the ordinary gaps at most half that share
-GROWN, GROWN_PAST_SLO = 2.0, 1.25  # ITL p50 over low load's: what grows with the batch outweighs
-PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs                # the rest
-HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens, two of the largest usual blocks
-KV_SMALL, BATCH_SMALL = 0.2, 128  # under these, growth is neither KV reads nor compute: the KV of a
-# fifth of the pool reads far faster than the weights; the ridge of current GPUs is near 300
+GROWN = 2.0  # the time of a token over low load's: the batch then costs as much as all else
+GROWN_PAST_SLO = 1.25  # the same where the TPOT SLO is missed that low load meets
+PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs
+HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens: two of the largest usual blocks
+KV_SMALL = 0.2  # of the pool: KV of less is read far faster than the weights
+BATCH_SMALL = 128  # far from the ridge of current GPUs, near 300: such a batch is not compute-bound
 CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
@@ -4138,12 +4140,13 @@ def preempted(c: Case) -> str:
 
 def few_hits(c: Case) -> str:
     """Prompts share a prefix, and the engine computes it again and again."""
-    shared, mean = c.plan["shared_prefix_len"], c.run["input_tokens_mean"]
+    shared, mean = c.plan.get("shared_prefix_len") or 0, c.run["input_tokens_mean"]
     hits, cached = c.server("prefix_hit_rate"), c.run["cached_tokens_mean"]
     off = hits is None and c.server("prefix_queries") == 0
     if hits is None:
         hits = 0.0 if off else cached / mean if cached is not None and mean else None
-    warm = 1 - c.plan["prefix_groups"] / max(1, c.run["offered"])  # the first of each group misses
+    first = c.plan.get("prefix_groups", 1)  # of each group one misses
+    warm = 1 - first / max(1, c.run["offered"])
     if shared < PREFIX_LEAST or not mean or hits is None or warm <= 0:
         return ""
     expected = shared / mean * warm
@@ -4300,12 +4303,15 @@ def finding_lines(summary: Mapping[str, Any]) -> List[str]:
     """The findings and the advice as text."""
     found, runs = summary.get("findings", ()), summary["runs"]
     why = (summary.get("metrics") or {}).get("why")
-    lines = [] if found else ["FINDINGS  none: no symptom of the table shows" + (
-        f"; the engine's metrics were not there to see ({why})" if why else "")]
+    if not any(run["completed"] for run in runs):
+        lines = ["FINDINGS  none can be made: no request succeeded"]
+    else:
+        lines = [] if found else ["FINDINGS  none: no symptom of the table shows" + (
+            f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
                   f"  seen    {item['evidence']}",
-                  f"  cause   {item['cause']}; moves {item['term']}",
+                  f"  cause   {item['cause']}; step-time term: {item['term']}",
                   f"  vLLM    {item['vllm']}", f"  SGLang  {item['sglang']}"]
     return [*lines, *summary.get("advice", ())]
 

@@ -267,6 +267,13 @@ class Doubt(unittest.TestCase):
         self.assertEqual((found["name"], found["evidence"]),
                          ("cpu_bound", "the API server's process used 97% of a core"))
 
+    def test_nothing_is_found_fine_where_nothing_succeeded(self) -> None:
+        summary = summary_of(loadgen.MOCK, Shape([4], number=10), SLO)
+        self.assertIn("no symptom", loadgen.finding_lines(summary)[0])
+        summary["runs"][0]["completed"] = 0
+        self.assertEqual(loadgen.findings(summary), [])
+        self.assertIn("no request succeeded", loadgen.finding_lines(summary)[0])
+
     def test_too_few_requests_say_nothing(self) -> None:
         summary = summary_of(profile("queueing"), Shape([60], number=5), SLO)
         self.assertEqual(summary["runs"][0]["signs"], {"ttft": None, "spikes": None})
@@ -336,13 +343,13 @@ class RealTime(unittest.TestCase):
 
     def test_the_real_mock_gives_the_same_names(self) -> None:
         for name, argv in (
-                ("healthy", ("--rate", "20", "--num-requests", "30", "--output-len", "20",
+                ("healthy", ("--rate", "40", "--num-requests", "40", "--output-len", "20",
                              "--slo-ttft-ms", "500", "--slo-tpot-ms", "50")),
                 ("queueing", ("--rate", "100", "--num-requests", "60", "--output-len", "30",
                               "--slo-ttft-ms", "300", "--slo-tpot-ms", "50")),
-                ("preemptions", ("--rate", "60", "--num-requests", "60", "--output-len", "80",
+                ("preemptions", ("--rate", "100", "--num-requests", "40", "--output-len", "80",
                                  "--input-len", "40", "--slo-ttft-ms", "60000")),
-                ("few_hits", ("--rate", "20", "--num-requests", "30", "--output-len", "10",
+                ("few_hits", ("--rate", "60", "--num-requests", "30", "--output-len", "10",
                               "--input-len", "600", "--shared-prefix-len", "512"))):
             with self.subTest(name):
                 found = self.found(name, *argv)
