@@ -3897,6 +3897,7 @@ def in_ms(seconds: Optional[float]) -> str:
 
 LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
 QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
+DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
 SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
@@ -3914,8 +3915,7 @@ MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
     """What findings need to know of single requests, and no other key tells. Seconds, tokens.
 
-    base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody: a line through the
-    10th percentiles of up to eight groups by uncached length (s_per_token None: one length).
+    base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
     floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
     spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
     in another request's prefill; None where the 99th percentile of the gaps is none.
@@ -3927,18 +3927,7 @@ def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
                   for r in good if r.first_ns is not None and r.sent_ns is not None)
     if len(rows) < 8:
         return {"ttft": None, "spikes": None}
-    size = max(8, -(-len(rows) // 8))
-    groups = [rows[at:at + size] for at in range(0, len(rows) - 7, size)]
-    points = [(sum(n for n, _, _ in group) / len(group),
-               percentile(sorted(t for _, t, _ in group), 0.1) or 0.0) for group in groups]
-    tokens = [n for n, _ in points]
-    slope: Optional[float] = None
-    base_s = percentile(sorted(t for _, t, _ in rows), 0.1) or 0.0
-    if tokens[-1] > 1.5 * tokens[0]:
-        mean_n, mean_s = sum(tokens) / len(points), sum(t for _, t in points) / len(points)
-        slope = max(0.0, sum((n - mean_n) * (t - mean_s) for n, t in points)
-                    / sum((n - mean_n) ** 2 for n in tokens))
-        base_s = max(0.0, mean_s - slope * mean_n)
+    base_s, slope = alone([(n, took_s) for n, took_s, _ in rows[::-(-len(rows) // 1000)]])
     per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
@@ -3949,6 +3938,31 @@ def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
     return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
                      "floor_s": base_s + per_token * long,
                      "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
+
+
+def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
+    """(base, per token) [s] of TTFT by length, sorted: a line along the 10th percentiles.
+
+    A least-squares line through up to eight groups, each at the 10th percentile of what its
+    requests took beyond the line before, until the line stays. None a token: all of one length.
+    """
+    base_s = percentile(sorted(took_s for _, took_s in rows), 0.1) or 0.0
+    size = max(8, -(-len(rows) // 8))
+    groups = [rows[at:at + size] for at in range(0, len(rows) - 7, size)]
+    tokens = [sum(n for n, _ in group) / len(group) for group in groups]
+    if tokens[-1] <= 1.5 * tokens[0]:
+        return base_s, None
+    slope, mean_n = 0.0, sum(tokens) / len(tokens)
+    for _ in range(30):
+        lows = [slope * n + (percentile(sorted(t - slope * m for m, t in group), 0.1) or 0.0)
+                for n, group in zip(tokens, groups)]
+        mean_s, before = sum(lows) / len(lows), slope
+        slope = max(0.0, sum((n - mean_n) * (low - mean_s) for n, low in zip(tokens, lows))
+                    / sum((n - mean_n) ** 2 for n in tokens))
+        base_s = max(0.0, mean_s - slope * mean_n)
+        if abs(slope - before) <= 0.001 * slope:
+            break
+    return base_s, slope
 
 
 def spikes_in(good: Sequence[Record], limit_ns: int, prefills: Sequence[Tuple[int, int]]
@@ -4027,9 +4041,11 @@ def queueing(c: Case) -> str:
     depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
     grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
     seen = grows or (depth or 0) >= QUEUED
+    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
+    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
+    apart = own["excess_p99_s"] >= ttft / 2 and (depth is None or depth >= DEPTH_LEAST * due)
     if c.slo["ttft_s"]:
-        high = ttft > c.slo["ttft_s"] and (seen or (
-            not c.low and own["excess_p99_s"] >= ttft / 2))
+        high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
     else:
         high = seen and ttft > TIMES_FLOOR * best_s
     least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
@@ -4114,7 +4130,9 @@ def growth(c: Case) -> Tuple[str, bool]:
             or not (broken and ratio >= GROWN_PAST_SLO if limit else ratio >= GROWN)):
         return "", False
     kv, batch = c.server("kv_usage", "max"), c.server("running", "max")
-    small = kv is not None and kv < KV_SMALL and (batch or 0) < BATCH_SMALL
+    most = c._replace(run=c.runs[-1])  # what grows is the same in all of them
+    most_kv, most_batch = most.server("kv_usage", "max"), most.server("running", "max")
+    small = most_kv is not None and most_kv < KV_SMALL and (most_batch or 0) < BATCH_SMALL
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
@@ -4306,7 +4324,10 @@ def finding_lines(summary: Mapping[str, Any]) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
-        lines = [] if found else ["FINDINGS  none: no symptom of the table shows" + (
+        missed = any((run["attainment"] or 1) < summary["slo"]["attainment"] for run in runs)
+        lines = [] if found else ["FINDINGS  none: " + (
+            "the SLO is missed, and no symptom of the table explains it" if missed else
+            "no symptom of the table shows") + (
             f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",

@@ -109,7 +109,7 @@ WIDE = loadgen.Slo(60.0, 1.0, None, 0.99)
 # What each profile is sent, the SLO, and all that is found: its own name, and what comes with it.
 SYMPTOMS: Dict[str, Tuple[Shape, loadgen.Slo, List[str]]] = {
     "queueing": (Shape([2, 60]), SLO, ["queueing"]),
-    "prefill_stalls": (Shape([15], "lognormal:mean=600,cv=2", "60"), SLO, ["prefill_stalls"]),
+    "prefill_stalls": (Shape([15], "uniform:50..1500", "60"), SLO, ["prefill_stalls"]),
     "slow_prefill": (Shape([2.5], "uniform:50..900", "20"), loadgen.Slo(0.08, 0.1, None, 0.99),
                      ["slow_prefill"]),
     "bandwidth": (Shape([2], n_out="20"), SLO, ["bandwidth"]),
@@ -269,7 +269,9 @@ class Doubt(unittest.TestCase):
 
     def test_nothing_is_found_fine_where_nothing_succeeded(self) -> None:
         summary = summary_of(loadgen.MOCK, Shape([4], number=10), SLO)
-        self.assertIn("no symptom", loadgen.finding_lines(summary)[0])
+        self.assertIn("no symptom of the table shows", loadgen.finding_lines(summary)[0])
+        summary["runs"][0]["attainment"] = 0.9
+        self.assertIn("the SLO is missed", loadgen.finding_lines(summary)[0])
         summary["runs"][0]["completed"] = 0
         self.assertEqual(loadgen.findings(summary), [])
         self.assertIn("no request succeeded", loadgen.finding_lines(summary)[0])
@@ -288,6 +290,14 @@ class Signs(unittest.TestCase):
         step_s = 0.0051 / 64 + 0.0001  # a full step's share of each of its 64 tokens
         self.assertAlmostEqual(line["s_per_token"], step_s, delta=0.03 * step_s)
         self.assertLess(line["base_s"], 0.012)
+
+    def test_the_line_holds_for_lengths_that_are_spread_unevenly(self) -> None:
+        kind = profile("prefill_stalls")
+        for seed in (3, 4):
+            shape = Shape([8], "lognormal:mean=600,cv=2", "20", seed=seed)
+            line = summary_of(kind, shape, NO_SLO)["runs"][0]["signs"]["ttft"]
+            self.assertAlmostEqual(line["s_per_token"], kind.prefill_s_per_token,
+                                   delta=0.1 * kind.prefill_s_per_token)
 
     def test_gaps_in_a_prefill_are_told_from_the_others(self) -> None:
         ms = round(loadgen.MS / NS)
