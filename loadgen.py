@@ -4043,7 +4043,8 @@ def queueing(c: Case) -> str:
     seen = grows or (depth or 0) >= QUEUED
     # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
     due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
-    apart = own["excess_p99_s"] >= ttft / 2 and (depth is None or depth >= DEPTH_LEAST * due)
+    apart = own["excess_p99_s"] >= ttft / 2 and (
+        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
     if c.slo["ttft_s"]:
         high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
     else:
@@ -4324,7 +4325,8 @@ def finding_lines(summary: Mapping[str, Any]) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
-        missed = any((run["attainment"] or 1) < summary["slo"]["attainment"] for run in runs)
+        missed = any(run["attainment"] is not None
+                     and run["attainment"] < summary["slo"]["attainment"] for run in runs)
         lines = [] if found else ["FINDINGS  none: " + (
             "the SLO is missed, and no symptom of the table explains it" if missed else
             "no symptom of the table shows") + (
