@@ -11,8 +11,9 @@ Standard library only. --mock brings its own engine, over real HTTP on this mach
 runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
 Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
-5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 8 statistics, 9 rendering,
-10 the engine and its virtual clock, 11 the mock server, 12 the command line.
+5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 7b server metrics,
+8 statistics, 8c findings, 9 rendering, 10 the engine and its virtual clock, 11 the mock server,
+12 the command line.
 """
 
 from __future__ import annotations
@@ -407,6 +408,9 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--ca-file", word, "FILE", "certificate authority to trust"),
         Flag("--insecure", None, "", "do not verify TLS certificates"),
         Flag("--proxy", word, "env", "use the proxy that the environment names; ignored otherwise"),
+        Flag("--metrics-url", word, "URL", "the engine's Prometheus metrics (default: /metrics of "
+             "the target)"),
+        Flag("--no-metrics", None, "", "do not read them"),
     ),
     "load": (
         Flag("--rate --request-rate", rate_or_inf, "REQ/S", "open loop: requests due a second"),
@@ -591,6 +595,10 @@ def settle(args: Any, pasted: bool) -> None:
     if args.concurrency is not None and args.concurrency < args.workers:
         raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
                         f"{args.workers}; fewer workers")
+    if args.metrics_url:
+        parse_url(args.metrics_url, "chat")
+        if args.no_metrics:
+            raise UserError("--metrics-url and --no-metrics contradict each other; give one")
     if args.ramp is not None and not args.duration:
         raise UserError("--ramp goes with --duration")
     own = args.mock is not None or args.simulate is not None
@@ -3656,6 +3664,7 @@ class Outcome(NamedTuple):
     calibration: Calibration
     warnings: List[str]
     simulated: bool = False  # on the virtual clock: nothing was measured
+    rows: Sequence[Mapping[str, Any]] = ()  # readings of the server's metrics, section 7b
 
 
 class Journal:
@@ -3746,6 +3755,7 @@ class Running(NamedTuple):
     salt: int
     unique: bool
     engine: Optional[Engine] = None  # simulate: on this engine, under the virtual clock
+    scraper: Optional[Scraper] = None
 
 
 def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
@@ -3768,12 +3778,15 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     if plan.work.trace:
         spare = max(spare, min(1024, most_at_once(plan)))
         expected = max(expected, spare)
+    before = r.scraper.take() if r.scraper else []
     if r.workers == 1:
         records: List[Record] = []
         health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
                                       bool, soon if plan.work.trace else time.perf_counter_ns)
-        return Outcome(plan, records, [health], start_ns, calibration, [])
-    return fork_workers(plan, run, r, make, (expected, spare), calibration)
+        outcome = Outcome(plan, records, [health], start_ns, calibration, [])
+    else:
+        outcome = fork_workers(plan, run, r, make, (expected, spare), calibration)
+    return outcome._replace(rows=before[-1:] + (r.scraper.take() if r.scraper else []))
 
 
 def real_time(wanted: bool) -> bool:
@@ -4037,6 +4050,343 @@ def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Runni
     return Outcome(plan, records, [], 0, calibration, []), points
 
 
+# ---- 7b. Server metrics ------------------------------------------------------------------------
+# What the engine says of itself in the Prometheus text format, read once a second by a process of
+# its own, so that the driver's clock is not disturbed.
+
+SCRAPE_S, SCRAPE_LIMIT_S = 1.0, 2.0
+ROWS_MAX, SERIES_MAX = 4096, 600  # readings kept of a run: past that every other one goes
+# Our names against each engine's, without its prefix, a colon read as an underscore; a|b is the
+# first that is there, a+b the sum. Sources: vLLM 0.32 vllm/v1/metrics/loggers.py, SGLang 0.5
+# srt/observability/metrics_collector.py, TensorRT-LLM 1.3 tensorrt_llm/metrics/collector.py,
+# llama.cpp server --metrics. SGLang has no draft counters, TensorRT-LLM counts no preemptions.
+METRICS: Dict[str, Dict[str, str]] = {
+    "vllm": {
+        "running": "num_requests_running", "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_usage_perc|gpu_cache_usage_perc",
+        "preemptions": "num_preemptions_total",
+        "prefix_hits": "prefix_cache_hits_total|gpu_prefix_cache_hits_total",
+        "prefix_queries": "prefix_cache_queries_total|gpu_prefix_cache_queries_total",
+        "accepted": "spec_decode_num_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total", "ttft": "time_to_first_token_seconds"},
+    "sglang": {
+        "running": "num_running_reqs", "waiting": "num_queue_reqs", "kv_usage": "token_usage",
+        "preemptions": "num_retracted_requests_total", "prefix_hits": "cached_tokens_total",
+        "prefix_queries": "prompt_tokens_total", "spec_rate": "spec_accept_rate",
+        "ttft": "time_to_first_token_seconds"},
+    "trtllm": {
+        "running": "num_requests_running", "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_utilization",
+        "prefix_hits": "prompt_cached_tokens_total|kv_cache_reused_blocks_total",
+        "prefix_queries": "prompt_tokens_total|kv_cache_reused_blocks_total"
+                          "+kv_cache_missed_blocks_total",
+        "accepted": "spec_decode_num_accepted_tokens_total|spec_decode_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total|spec_decode_drafted_tokens_total",
+        "ttft": "time_to_first_token_seconds"},
+    "llamacpp": {
+        "running": "requests_processing", "waiting": "requests_deferred",
+        "kv_usage": "kv_cache_usage_ratio", "prefix_hits": "prompt_tokens_cached_total",
+        "prefix_queries": "prompt_tokens_total+prompt_tokens_cached_total",
+        "accepted": "spec_decode_num_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total"},
+}
+CPU_METRIC = "process_cpu_seconds_total"  # of the process that answers: vLLM's API server
+METRIC_STARTS = (*(name + mark for name in METRICS for mark in ":_"), CPU_METRIC)
+
+
+def parse_metrics(text: str) -> Dict[str, Any]:
+    """One reading under our names: requests, tokens, shares, seconds; {} where no engine is known.
+
+    Series of several replicas are summed; of a share the largest counts. "ttft" is a histogram
+    {sum, count, buckets: [[bound, count up to it], ...]}; "bad" counts lines that make no sense.
+    """
+    sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+    found: Dict[str, List[float]] = {}
+    buckets: Dict[str, Dict[float, float]] = {}
+    engine, bad = "", 0
+    for line in text.split("\n"):
+        if not line.startswith(METRIC_STARTS):
+            continue
+        match = sample.match(line.partition(" # ")[0])
+        try:
+            written, labels, text = match.groups() if match else ("", "", "")
+            name, value = written.replace(":", "_"), float(text)
+            bound = re.search(r'(?:^|[,\s])le="([^"]*)"', labels or "")
+            if name.endswith("_bucket") and bound:
+                counts = buckets.setdefault(name[:-len("_bucket")], {})
+                counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + value
+        except ValueError:
+            bad += 1
+            continue
+        if math.isfinite(value):
+            found.setdefault(name, []).append(value)
+            engine = engine or (name.partition("_")[0] if name != CPU_METRIC else "")
+    if not engine:
+        return {}
+    row: Dict[str, Any] = {"engine": engine, "bad": bad}
+    if CPU_METRIC in found:
+        row["cpu_s"] = found[CPU_METRIC][0]
+    for ours, theirs in METRICS[engine].items():
+        for choice in theirs.split("|"):
+            names = [f"{engine}_{name}" for name in choice.split("+")]
+            merge = max if ours in ("kv_usage", "spec_rate") else sum
+            if all(name in found for name in names):
+                row[ours] = sum(merge(found[name]) for name in names)
+                break
+            if names[0] in buckets and names[0] + "_count" in found:
+                row[ours] = {"sum": sum(found.get(names[0] + "_sum", ())),
+                             "count": sum(found[names[0] + "_count"]),
+                             "buckets": sorted(map(list, buckets[names[0]].items()))}
+    return row
+
+
+def read_metrics(place: Target, wiring: Wiring) -> Dict[str, Any]:
+    """One reading of the metrics at a place, with its time [ns]; {"why"} where there is none."""
+    before_ns, why = time.perf_counter_ns(), ""
+    row: Dict[str, Any] = {}
+    try:
+        status, body = fetch(place, wiring, place.path, SCRAPE_LIMIT_S)
+        row = parse_metrics(body.decode("utf-8", "replace")) if status == "200" else {}
+        why = "" if row else (f"answered {status}" if status != "200" else
+                              "has no metrics of a known engine (SGLang: --enable-metrics)")
+    except (OSError, WireError) as error:
+        why = wiring.redacted(printable(getattr(error, "strerror", None) or str(error)))
+    row["t_ns"] = (before_ns + time.perf_counter_ns()) // 2
+    return {**row, "why": why} if why else row
+
+
+def metrics_source(args: Any, target: Target, wiring: Wiring
+                   ) -> Tuple[Optional[Callable[[], Dict[str, Any]]], Dict[str, Any]]:
+    """(how to read the engine's metrics, None where there are none; {url, engine, why not}).
+
+    Headers, which may hold a key, go to the target's own host alone, and never from https to http.
+    Redirects are not followed.
+    """
+    if args.no_metrics:
+        return None, {"url": None, "engine": None, "why": "--no-metrics"}
+    if args.metrics_url:
+        import urllib.parse
+        scheme, host, port, *_ = parse_url(args.metrics_url, "chat")
+        url = args.metrics_url if "//" in args.metrics_url else f"http://{args.metrics_url}"
+        parts = urllib.parse.urlsplit(url)
+        path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
+        same = host == target.host and (scheme, target.scheme) != ("http", "https")
+        place = target._replace(scheme=scheme, host=host, port=port, path=path,
+                                headers=target.headers if same else ())
+        places, wiring = [place], wiring_of(args, place)._replace(secrets=wiring.secrets)
+    else:  # trtllm-serve has JSON at /metrics
+        stem = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else ""
+        places = [target._replace(path=path) for path in dict.fromkeys(
+            (stem + "/metrics", stem + "/prometheus/metrics", "/metrics"))]
+    why = ""
+    for place in places:
+        row = read_metrics(place, wiring)
+        if row.get("engine"):
+            return functools.partial(read_metrics, place, wiring), {
+                "url": place.url, "engine": row["engine"], "why": None}
+        why = why or f"{place.path.partition('?')[0]} {row['why']}"
+        if "answered" not in row["why"] and "engine" not in row["why"]:
+            break  # no use asking again
+    if args.metrics_url:
+        print(f"loadgen: --metrics-url: {why}", file=sys.stderr)
+    return None, {"url": places[0].url, "engine": None, "why": why}
+
+
+def scrape(sock: socket.socket, read: Callable[[], Dict[str, Any]]) -> None:
+    """A fork's life: a reading a second from the first asking on, and one whenever asked.
+
+    Asked, it hands over all that it has as a line of JSON. It ends when the other side closes.
+    """
+    rows: List[Dict[str, Any]] = []
+    every_s, next_s = SCRAPE_S, math.inf
+    while True:
+        wait_s = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
+        asked = bool(select.select([sock], [], [], wait_s)[0])
+        if asked and not sock.recv(1):
+            return
+        rows.append(read())
+        if asked:
+            sock.sendall(json.dumps(rows).encode() + b"\n")
+            rows, every_s, next_s = [], SCRAPE_S, time.monotonic()
+        elif len(rows) >= ROWS_MAX:
+            rows, every_s = rows[::2], 2 * every_s
+        next_s = max(next_s + every_s, time.monotonic())
+
+
+class Scraper:
+    """The process that reads the metrics; its readings are fetched between runs."""
+
+    def __init__(self, read: Callable[[], Dict[str, Any]]) -> None:
+        """Fork it; it waits until first asked."""
+        self.sock, other = socket.socketpair()
+        self.sock.settimeout(3 * SCRAPE_LIMIT_S)
+        self.pid = os.fork()
+        if not self.pid:
+            with contextlib.suppress(BaseException):
+                self.sock.close()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's last reading comes after
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.nice(5)
+                scrape(other, read)
+            os._exit(0)
+        other.close()
+
+    def take(self) -> List[Dict[str, Any]]:
+        """The readings since the last time, the newest made now; [] where the process is gone."""
+        data = bytearray()
+        try:
+            self.sock.sendall(b"?")
+            while not data.endswith(b"\n"):
+                part = self.sock.recv(READ_BYTES)
+                if not part:
+                    return []
+                data += part
+            rows: List[Dict[str, Any]] = json.loads(data)
+            return rows
+        except OSError:
+            self.sock.close()  # an answer that comes too late would be taken for the next
+            return []
+
+    def stop(self) -> None:
+        """End it."""
+        self.sock.close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def bucket_quantile(buckets: Sequence[Tuple[float, float]], share: float) -> Optional[float]:
+    """A quantile of a histogram [(bound, count up to it)], linear inside its bucket.
+
+    As Prometheus' histogram_quantile, but None where it lies past the last finite bound.
+    """
+    rank = share * buckets[-1][1] if buckets else 0.0
+    below, start = 0.0, 0.0
+    for bound, upto in buckets:
+        if upto >= rank and upto > below:
+            if math.isinf(bound):
+                return None
+            return start + (bound - start) * (rank - below) / (upto - below)
+        below, start = max(below, upto), bound
+    return None
+
+
+def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
+    """What the engine said of itself during a run; None without a reading.
+
+    Gauges are over the readings inside the run, counters from the reading before it to the one
+    after. beyond_engine_s: our mean TTFT from sent less the engine's, over the same first tokens;
+    None where their numbers differ, since others then use the engine, or it is one of several.
+    """
+    known = [row for row in outcome.rows if "engine" in row]
+    if not known:
+        return None
+    open_s, close_s = outcome.plan.window_s
+    open_ns = outcome.start_ns + round(open_s / NS)
+    ends = [r.end_ns for r in outcome.records if r.end_ns is not None]
+    close_ns = (max(ends, default=open_ns) if math.isinf(close_s)
+                else outcome.start_ns + round(close_s / NS))
+    before = max((i for i, row in enumerate(known) if row["t_ns"] <= open_ns), default=0)
+    after = min((i for i, row in enumerate(known) if row["t_ns"] >= close_ns),
+                default=len(known) - 1)
+    first, last = known[before], known[after]
+    inside = [row for row in known if open_ns <= row["t_ns"] <= close_ns]
+
+    def gauge(name: str) -> Dict[str, Optional[float]]:
+        values = [row[name] for row in inside if name in row]
+        return {"mean": sum(values) / len(values) if values else None,
+                "max": max(values, default=None)}
+
+    def counted(name: str) -> Optional[float]:
+        if name not in first or name not in last or last[name] < first[name]:
+            return None
+        return float(last[name] - first[name])
+
+    hits, queries = counted("prefix_hits"), counted("prefix_queries")
+    accepted, drafted = counted("accepted"), counted("drafted")
+    cpu_s, wall_s = counted("cpu_s"), (last["t_ns"] - first["t_ns"]) * NS
+    took = [(r.first_ns - r.sent_ns) * NS for r in outcome.records
+            if r.first_ns is not None and r.sent_ns is not None
+            and first["t_ns"] < r.first_ns <= last["t_ns"]]
+    ttft, ours_s = histogram_delta(first, last), sum(took) / len(took) if took else None
+    equal = ttft["n"] is not None and abs(ttft["n"] - len(took)) <= max(1, 0.02 * len(took))
+    step = -(-len(inside) // SERIES_MAX) or 1
+    return {
+        "engine": last["engine"], "samples": len(inside), "queue_depth": gauge("waiting"),
+        "running": gauge("running"), "kv_usage": gauge("kv_usage"),
+        "preemptions": counted("preemptions"),
+        "prefix_hit_rate": hits / queries if hits is not None and queries else None,
+        "prefix_hits": hits, "prefix_queries": queries,
+        "spec_acceptance": accepted / drafted if accepted is not None and drafted
+        else gauge("spec_rate")["mean"] or None,
+        "ttft_s": ttft, "client_ttft_s": {"n": len(took), "mean": ours_s},
+        "beyond_engine_s": ours_s - ttft["mean"] if equal and ours_s is not None
+        and ttft["mean"] is not None else None,
+        "cpu_share": cpu_s / wall_s if cpu_s is not None and wall_s > 0 else None,
+        "warnings": server_warnings(outcome.rows, first, last),
+        "series": [[round((row["t_ns"] - outcome.start_ns) * NS, 3),
+                    *(row.get(name) for name in ("running", "waiting", "kv_usage"))]
+                   for row in inside[::step]]}
+
+
+def histogram_delta(first: Mapping[str, Any], last: Mapping[str, Any]) -> Dict[str, Any]:
+    """{n, mean, p50, p99} [s] of the TTFTs between two readings, percentiles by the buckets."""
+    none = dict.fromkeys(("n", "mean", "p50", "p99"))
+    if "ttft" not in last or "ttft" not in first:
+        return none
+    old, new = first["ttft"], last["ttft"]
+    n = new["count"] - old["count"]
+    if n < 0:
+        return none
+    had = dict(map(tuple, old["buckets"]))
+    buckets = [(bound, count - had.get(bound, 0.0)) for bound, count in new["buckets"]]
+    return {"n": n, "mean": (new["sum"] - old["sum"]) / n if n else None,
+            "p50": bucket_quantile(buckets, 0.5), "p99": bucket_quantile(buckets, 0.99)}
+
+
+def server_warnings(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any],
+                    last: Mapping[str, Any]) -> List[str]:
+    """What is doubtful about a run's readings."""
+    lost = [row for row in rows if "engine" not in row]
+    bad = max(row.get("bad", 0) for row in rows)
+    reset = any(type(last.get(name)) is float and last[name] < value
+                for name, value in first.items() if name in ("preemptions", "prefix_queries"))
+    return [text for wrong, text in (
+        (lost, f"{len(lost)} of {len(rows)} readings of the metrics failed"
+         + (f": {lost[0].get('why')}" if lost else "")),
+        (bad, f"{bad} lines of the metrics make no sense and were left out"),
+        (reset, "counters of the metrics went down: the engine restarted, or a balancer answers "
+         "for several")) if wrong]
+
+
+def server_lines(server: Optional[Mapping[str, Any]]) -> List[str]:
+    """What the engine said, beside our own figures."""
+    if server is None:
+        return []
+
+    def level(name: str, form: str) -> str:
+        mean, most = (optional(server[name][key], form) for key in ("mean", "max"))
+        return mean if mean == "-" else f"{mean} mean {most} max"
+
+    ttft, ours = server["ttft_s"], server["client_ttft_s"]
+    lines = [f"  server ({server['engine']}; readings: {server['samples']}): running "
+             f"{level('running', '{:.1f}')}, queue {level('queue_depth', '{:.1f}')}, KV use "
+             f"{level('kv_usage', '{:.0%}')}, preemptions "
+             f"{optional(server['preemptions'], '{:.0f}')}, prefix hits "
+             f"{optional(server['prefix_hit_rate'], '{:.0%}')}, drafts accepted "
+             f"{optional(server['spec_acceptance'], '{:.0%}')}"]
+    if ttft["n"] and ours["n"]:
+        lines.append(
+            f"    its TTFT mean {in_ms(ttft['mean'])}, about p50 {in_ms(ttft['p50'])}, p99 "
+            f"{in_ms(ttft['p99'])} ms; ours from sent, mean {in_ms(ours['mean'])}: " + (
+                f"{in_ms(server['beyond_engine_s'])} ms are network, gateway and tokenisation"
+                if server["beyond_engine_s"] is not None else
+                f"not comparable, it counted {ttft['n']:.0f} first tokens and we {ours['n']} (other"
+                " users, or one of several replicas)"))
+    return lines + [f"    warning: {text}" for text in server["warnings"]]
+
+
+
 # ---- 8. Statistics -----------------------------------------------------------------------------
 # Pure. Percentiles are over offered requests, a failure counting as infinitely late; each carries
 # a 95% interval from order statistics, the sample size reduced for autocorrelation.
@@ -4290,6 +4640,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
         for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
     summary["client"] = client_summary(outcome, records)
     summary["errors"] = error_examples(records)
+    summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [
         *warnings_of(summary, good, plan, unique), *outcome.warnings]
@@ -4611,6 +4962,455 @@ def in_ms(seconds: Optional[float]) -> str:
     return "inf" if math.isinf(seconds) else f"{seconds / MS:.1f}"
 
 
+# ---- 8c. Findings ------------------------------------------------------------------------------
+# Pure. Which symptoms of a table show in the runs, with their figures: what is likely behind each,
+# the knob in two engines' spelling, and the term of the step-time equation that the knob moves.
+# "High" is against the SLO; without one, against low load, or a ratio that needs no model.
+
+LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
+QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
+DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
+TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
+SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
+SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
+IN_PREFILL = 0.7  # of the spikes, at least, and of the ordinary gaps at most half that share
+GROWN = 2.0  # the time of a token over low load's: the batch then costs as much as all else
+GROWN_PAST_SLO = 1.25  # the same where the TPOT SLO is missed that low load meets
+PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs
+HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens: two of the largest usual blocks
+KV_SMALL = 0.2  # of the pool: KV of less is read far faster than the weights
+BATCH_SMALL = 128  # far from the ridge of current GPUs, near 300: such a batch is not compute-bound
+CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
+MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
+
+
+def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
+    """What findings need to know of single requests, and no other key tells. Seconds, tokens.
+
+    base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
+    floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
+    spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
+    in another request's prefill; None where the 99th percentile of the gaps is none.
+    """
+    capped = summary["concurrency"] is not None
+    rows = sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
+                   (r.first_ns - r.sent_ns) * NS,
+                   (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
+                  for r in good if r.first_ns is not None and r.sent_ns is not None)
+    if len(rows) < 8:
+        return {"ttft": None, "spikes": None}
+    base_s, slope = alone([(n, took_s) for n, took_s, _ in rows[::-(-len(rows) // 1000)]])
+    per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
+    past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
+    itl, spikes = summary["itl_s"], None
+    if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
+        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1)) / NS),
+                     r.first_ns) for r in good if r.first_ns is not None]
+        spikes = spikes_in(good, round(SPIKE * itl["p50"] / NS), prefills)
+    return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
+                     "floor_s": base_s + per_token * long,
+                     "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
+
+
+def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
+    """(base, per token) [s] of TTFT by length, sorted: a line along the 10th percentiles.
+
+    A least-squares line through up to eight groups, each at the 10th percentile of what its
+    requests took beyond the line before, until the line stays. None a token: all of one length.
+    """
+    base_s = percentile(sorted(took_s for _, took_s in rows), 0.1) or 0.0
+    size = max(8, -(-len(rows) // 8))
+    groups = [rows[at:at + size] for at in range(0, len(rows) - 7, size)]
+    tokens = [sum(n for n, _ in group) / len(group) for group in groups]
+    if tokens[-1] <= 1.5 * tokens[0]:
+        return base_s, None
+    slope, mean_n = 0.0, sum(tokens) / len(tokens)
+    for _ in range(30):
+        lows = [slope * n + (percentile(sorted(t - slope * m for m, t in group), 0.1) or 0.0)
+                for n, group in zip(tokens, groups)]
+        mean_s, before = sum(lows) / len(lows), slope
+        slope = max(0.0, sum((n - mean_n) * (low - mean_s) for n, low in zip(tokens, lows))
+                    / sum((n - mean_n) ** 2 for n in tokens))
+        base_s = max(0.0, mean_s - slope * mean_n)
+        if abs(slope - before) <= 0.001 * slope:
+            break
+    return base_s, slope
+
+
+def spikes_in(good: Sequence[Record], limit_ns: int, prefills: Sequence[Tuple[int, int]]
+              ) -> Dict[str, Any]:
+    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+
+    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
+    taken off each end, so that the next gap does not count.
+    """
+    starts: List[int] = []
+    stops: List[int] = []
+    for start, stop in sorted(prefills):
+        stop -= min(round(MS / NS), (stop - start) // 4)
+        if stops and start <= stops[-1]:
+            stops[-1] = max(stops[-1], stop)
+        else:
+            starts.append(start)
+            stops.append(stop)
+    seen, hit = [0, 0], [0, 0]
+    for r in good:
+        for i, (a, b) in enumerate(zip(r.event_ns, itertools.islice(r.event_ns, 1, None))):
+            spike = b - a > limit_ns
+            if spike or not i % 8:
+                at = bisect.bisect_right(stops, a)
+                seen[spike] += 1
+                hit[spike] += at < len(starts) and starts[at] < b
+    return {"n": seen[1], "in_prefill": hit[1] / seen[1] if seen[1] else None,
+            "others_in_prefill": hit[0] / seen[0] if seen[0] else None}
+
+
+class Case(NamedTuple):
+    """One run to be judged, the runs around it by load, the SLO and the plan."""
+
+    run: Mapping[str, Any]
+    runs: Sequence[Mapping[str, Any]]  # that can be trusted, by how much was in flight
+    slo: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    def p(self, key: str, name: str = "p99") -> Optional[float]:
+        """A percentile over successes [s]: failures are no symptom of the table."""
+        spread = self.run[key]
+        value: Optional[float] = spread.get("successes", spread)[name]
+        return value
+
+    @property
+    def low(self) -> bool:
+        """Whether the run is at low load."""
+        return (self.run["in_flight_mean"] or math.inf) <= LOW_IN_FLIGHT
+
+    def server(self, key: str, part: str = "mean") -> Optional[float]:
+        """What the engine said; None where it said nothing."""
+        value = (self.run["server"] or {}).get(key)
+        return value.get(part) if isinstance(value, Mapping) else value
+
+
+def token_gap(run: Mapping[str, Any]) -> Optional[float]:
+    """The usual time of a token [s]: the median gap, or TPOT where events are not tokens."""
+    gap: Optional[float] = run["tpot_s"]["successes"]["p50"]
+    if not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0) <= COALESCED_SHARE:
+        gap = run["itl_s"]["p50"] or gap
+    return gap
+
+
+def of_slo(value: Optional[float], limit: Optional[float]) -> str:
+    """A figure [s] in ms beside its limit."""
+    return f"{in_ms(value)} ms" + (f" (SLO {in_ms(limit)})" if limit else "")
+
+
+def queueing(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+    ttft = c.p("ttft_from_sent_s" if c.run["concurrency"] else "ttft_s")
+    tpot, own, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
+    if ttft is None or own is None:
+        return ""
+    best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
+    depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
+    grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
+    seen = grows or (depth or 0) >= QUEUED
+    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
+    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
+    apart = own["excess_p99_s"] >= ttft / 2 and (
+        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
+    if c.slo["ttft_s"]:
+        high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
+    else:
+        high = seen and ttft > TIMES_FLOOR * best_s
+    least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
+    fine = tpot is None or (tpot <= limit if limit else (c.p("tpot_s", "p50") or 0)
+                            <= GROWN * least)
+    if not (high and fine):
+        return ""
+    kv, running = c.server("kv_usage", "max"), c.server("running", "max")
+    return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
+            f"prompt; TPOT p99 {of_slo(tpot, limit)}"
+            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else "")
+            + ("; the queue grows" if grows else "")
+            + (f"; {running:.0f} ran at most, KV use {kv:.0%}: "
+               + ("no room for more at once" if kv > 0.9 else "KV has room for more at once")
+               if kv is not None and running is not None else ""))
+
+
+def prefill_stalls(c: Case) -> str:
+    """Spikes between tokens that fall in others' prefills, and are long.
+
+    Against the TPOT SLO: longer where TPOT misses it, else SPIKE times as long, since TPOT hides
+    such a pause and users do not.
+    """
+    itl, spikes, limit = c.run["itl_s"], c.run["signs"]["spikes"], c.slo["tpot_s"]
+    if not spikes or (c.run["client"]["coalesced_share"] or 0) > COALESCED_SHARE:
+        return ""
+    least = SPIKE_NO_SLO * itl["p50"]
+    if limit:
+        least = limit if (c.p("tpot_s") or 0) > limit else SPIKE * limit
+    if itl["p99"] <= least:
+        return ""
+    within, others = spikes["in_prefill"] or 0.0, spikes["others_in_prefill"] or 0.0
+    if within < IN_PREFILL or others > within / 2:
+        return ""
+    return (f"ITL p99 {of_slo(itl['p99'], limit)}, p50 {in_ms(itl['p50'])} ms; {within:.0%} of the "
+            f"{spikes['n']} gaps over {SPIKE:g}x the median fall in another request's prefill, "
+            f"{others:.0%} of the others; long prompts have "
+            f"{count(c.run['signs']['ttft']['long_tokens'])} tokens")
+
+
+def slow_prefill(c: Case) -> str:
+    """A long prompt breaks the TTFT SLO though it waits for nobody."""
+    alone, limit = c.run["signs"]["ttft"], c.slo["ttft_s"]
+    if not (c.low and alone and limit and alone["floor_s"] > limit):
+        return ""
+    per_token, ours = alone["s_per_token"], c.server("client_ttft_s")
+    if per_token is not None and per_token * alone["long_tokens"] < alone["floor_s"] / 2:
+        return ""  # most of it does not depend on the length
+    if (c.server("beyond_engine_s") or 0) > (ours or math.inf) / 2:
+        return ""  # it is not spent in the engine
+    return (f"a prompt of {count(alone['long_tokens'])} tokens takes "
+            f"{of_slo(alone['floor_s'], limit)} alone, {figure(c.run['in_flight_mean'])} in flight"
+            + (f"; {figure(per_token / US)} us a prompt token" if per_token is not None else
+               "; prompts have one length, so a delay before the engine would look the same"
+               if c.server("beyond_engine_s") is None else ""))
+
+
+def bandwidth(c: Case) -> str:
+    """The typical stream breaks the TPOT SLO with hardly anything beside it."""
+    tpot, limit = c.p("tpot_s", "p50"), c.slo["tpot_s"]
+    if not (c.low and tpot and limit and tpot > limit):
+        return ""
+    drafts = c.server("spec_acceptance")
+    return (f"TPOT p50 {of_slo(tpot, limit)} at {figure(c.run['in_flight_mean'])} in flight"
+            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else ""))
+
+
+def growth(c: Case) -> Tuple[str, bool]:
+    """(how the time of a token grew with the load, '' if it did not matter; whether KV can be why).
+
+    It must rise from each run to the next, and past the SLO, which the least loaded run met, or
+    without an SLO to twice that run's.
+    """
+    least, limit = c.runs[0], c.slo["tpot_s"]
+    upto = [run for run in c.runs if run["in_flight_mean"] <= c.run["in_flight_mean"]]
+    gaps = [token_gap(run) or math.inf for run in upto]
+    ratio = gaps[-1] / gaps[0]
+    first, last = (run["tpot_s"]["successes"] for run in (least, c.run))
+    broken = limit is not None and (last["p99"] or 0) > limit >= (first["p99"] or math.inf)
+    if (c.run["in_flight_mean"] < 2 * least["in_flight_mean"]
+            or any(b < 0.95 * a for a, b in zip(gaps, gaps[1:]))
+            or not (broken and ratio >= GROWN_PAST_SLO if limit else ratio >= GROWN)):
+        return "", False
+    kv, batch = c.server("kv_usage", "max"), c.server("running", "max")
+    most = c._replace(run=c.runs[-1])  # what grows is the same in all of them
+    most_kv, most_batch = most.server("kv_usage", "max"), most.server("running", "max")
+    small = most_kv is not None and most_kv < KV_SMALL and (most_batch or 0) < BATCH_SMALL
+    return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
+            f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
+            f"{of_slo(last['p99'], limit)}"
+            + (f"; KV use {kv:.0%} at most" if kv is not None else
+               "; KV use is not known, so work for each sequence would look the same")
+            + (f", {batch:.0f} running" if batch is not None else "")), not small
+
+
+def degrades(c: Case) -> str:
+    """The time of a token grows with the load, and KV reads can be why."""
+    text, by_kv = growth(c)
+    return text if by_kv else ""
+
+
+def preempted(c: Case) -> str:
+    """The engine took requests out of the batch and computed them again."""
+    number, kv = c.server("preemptions"), c.server("kv_usage", "max")
+    if not number or number < PREEMPTED * c.run["offered"]:
+        return ""
+    return (f"{count(number)} preemptions for {count(c.run['offered'])} requests"
+            + (f"; KV use {kv:.0%} at most" if kv is not None else ""))
+
+
+def few_hits(c: Case) -> str:
+    """Prompts share a prefix, and the engine computes it again and again."""
+    shared, mean = c.plan.get("shared_prefix_len") or 0, c.run["input_tokens_mean"]
+    hits, cached = c.server("prefix_hit_rate"), c.run["cached_tokens_mean"]
+    off = hits is None and c.server("prefix_queries") == 0
+    if hits is None:
+        hits = 0.0 if off else cached / mean if cached is not None and mean else None
+    first = c.plan.get("prefix_groups", 1)  # of each group one misses
+    warm = 1 - first / max(1, c.run["offered"])
+    if shared < PREFIX_LEAST or not mean or hits is None or warm <= 0:
+        return ""
+    expected = shared / mean * warm
+    if hits >= HITS_LOW * expected:
+        return ""
+    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {expected:.0%} could: "
+            f"{count(shared)} of {count(mean)} are shared"
+            + ("; the engine looks nothing up: prefix caching is off" if off else ""))
+
+
+def cpu_bound(c: Case) -> str:
+    """Little output with room to spare: the client, the API server, or work for each sequence."""
+    if c.run["verdict"] == "CLIENT-LIMITED":
+        return f"it is the client: {c.run['reasons'][0]}; more --workers, or another machine"
+    cpu = c.server("cpu_share")
+    harmed = c.run["verdict"] == "UNSTABLE" or (
+        c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
+    if harmed and (cpu or 0) >= CORE_FULL:
+        return f"the API server's process used {cpu:.0%} of a core"
+    text, by_kv = growth(c)
+    return "" if by_kv or not text else f"{text}: so little KV cannot slow a step so much"
+
+
+class Finding(NamedTuple):
+    """A row of the symptom table; evidence gives the figures, '' where it does not show."""
+
+    name: str
+    symptom: str
+    evidence: Callable[[Case], str]
+    cause: str
+    vllm: str
+    sglang: str
+    term: str
+
+
+FINDINGS = (
+    Finding("queueing", "TTFT p99 spikes under load, TPOT fine", queueing,
+            "queueing: the arrival rate is near capacity",
+            "more replicas (--data-parallel-size); raise --max-num-seqs if KV allows",
+            "more replicas (--dp-size); raise --max-running-requests if KV allows",
+            "none: the wait before the first step, which grows as rho / (1 - rho)"),
+    Finding("prefill_stalls", "ITL p99 spikes when long prompts arrive", prefill_stalls,
+            "prefill stalls decode: a step carries a large piece of a prompt",
+            "lower --max-num-batched-tokens; at scale disaggregate P/D (--kv-transfer-config)",
+            "lower --chunked-prefill-size; at scale disaggregate P/D (--disaggregation-mode)",
+            "prefill_tokens * prefill_s_per_token, in others' steps"),
+    Finding("slow_prefill", "TTFT high for long prompts at low load", slow_prefill,
+            "prefill compute",
+            "raise --max-num-batched-tokens, --tensor-parallel-size or "
+            "--prefill-context-parallel-size; --quantization fp8; --enable-prefix-caching for "
+            "shared context",
+            "raise --chunked-prefill-size or --tp-size; --quantization fp8; no "
+            "--disable-radix-cache",
+            "prefill_tokens * prefill_s_per_token, in its own steps"),
+    Finding("bandwidth", "TPOT high at low load", bandwidth,
+            "memory bandwidth per GPU: every step reads all weights",
+            "raise --tensor-parallel-size; --quantization fp8 or awq; --speculative-config; H200 "
+            "or B200",
+            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200",
+            "weights_s"),
+    Finding("degrades", "TPOT degrades steadily with load", degrades,
+            "the batch grows, KV reads dominate",
+            "cap --max-num-seqs; --kv-cache-dtype fp8; or accept the curve",
+            "cap --max-running-requests; --kv-cache-dtype fp8_e4m3; or accept the curve",
+            "kv_s_per_token * sum(context)"),
+    Finding("preemptions", "preemptions", preempted,
+            "the KV pool is exhausted: sequences are evicted and computed again",
+            "--kv-cache-dtype fp8; raise --gpu-memory-utilization; lower --max-num-seqs or "
+            "--max-model-len; raise --tensor-parallel-size",
+            "--kv-cache-dtype fp8_e4m3; raise --mem-fraction-static or "
+            "--schedule-conservativeness; lower --max-running-requests or --context-length; raise "
+            "--tp-size",
+            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens"),
+    Finding("few_hits", "low prefix-cache hit rate with a shared prefix", few_hits,
+            "an unstable prompt prefix, caching off, or replicas that are not prefix-aware",
+            "static content first; --enable-prefix-caching; prefix-aware routing (Dynamo, llm-d)",
+            "static content first; no --disable-radix-cache; --schedule-policy lpm; SGLang router",
+            "prefill_tokens"),
+    Finding("cpu_bound", "tok/s low while the GPU is not saturated, though its util may read high",
+            cpu_bound, "CPU: scheduler, detokenisation, the API server; or the client",
+            "--async-scheduling; raise --api-server-count; check the client",
+            "raise --tokenizer-worker-num; no --disable-overlap-schedule; check the client",
+            "overhead_s, sequences * sequence_s"),
+)
+
+
+def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Each symptom that shows: figures of the first run that shows it, the others named.
+
+    Of a run that its client spoilt only that is said.
+    """
+    runs = summary["runs"]
+    sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
+                    and run["completed"] and run["in_flight_mean"]),
+                   key=lambda run: run["in_flight_mean"])
+    found = []
+    for rule in FINDINGS:
+        shown = []
+        for number, run in enumerate(runs):
+            spoilt = run["verdict"] == "CLIENT-LIMITED" and rule.evidence is cpu_bound
+            if spoilt or any(run is other for other in sound):
+                text = rule.evidence(Case(run, sound, summary["slo"], summary["plan"]))
+                shown += [(number, text)] if text else []
+        if shown:
+            also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
+            found.append({
+                "name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
+                "evidence": shown[0][1] + (f"; also at {also}" if also else ""),
+                "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang, "term": rule.term})
+    return found
+
+
+def met_with_margin(summary: Mapping[str, Any]) -> str:
+    """The most loaded run meets the SLO with margin: throughput is fine, cost may be too high."""
+    slo, run = summary["slo"], summary["runs"][-1]
+    limits = [(run[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
+    wide = all(p99 is not None and p99 <= MARGIN * limit for p99, limit in limits)
+    return run["label"] if limits and wide and run["verdict"] == "VALID" else ""
+
+
+def no_low_load(summary: Mapping[str, Any]) -> str:
+    """A limit is missed and no run is at low load; the rate that would be."""
+    slo, runs = summary["slo"], [r for r in summary["runs"] if r["in_flight_mean"]]
+    missed = any((run[key]["successes"]["p99"] or 0) > slo[key] for run in runs
+                 for key in ("ttft_s", "tpot_s") if slo[key])
+    if not missed or any(run["in_flight_mean"] <= LOW_IN_FLIGHT for run in runs):
+        return ""
+    least = min(runs, key=lambda run: run["in_flight_mean"])
+    alone_s = sum(least[key]["successes"]["p50"] or 0 for key in ("ttft_s",)) + (
+        least["tpot_s"]["successes"]["p50"] or 0) * (least["output_tokens_mean"] or 0)
+    return figure(1 / alone_s, 2) if alone_s else ""
+
+
+ADVICE = (  # what to say, and when; %s is what the test gives
+    ("COST  the SLO is met with margin at %s: run nearer the goodput knee (--find-goodput), or "
+     "take FP8 or a smaller model", met_with_margin),
+    ("ASK   no run at low load, so bandwidth and prefill cannot be told from the batch and the "
+     "queue: add one at about %s req/s", no_low_load),
+    ("ASK   no SLO was given, so what is high at low load cannot be said: --slo-ttft-ms and "
+     "--slo-tpot-ms%s", lambda summary: "" if any(
+         summary["slo"][key] for key in ("ttft_s", "tpot_s")) else " "),
+    ("ASK   out of memory at start-up shows only in the engine's start-up log: capacity.py "
+     "--startup-log FILE reads it%s", lambda summary: " "),
+)
+
+
+def advice(summary: Mapping[str, Any]) -> List[str]:
+    """What is no finding, but worth a line: cost, and what these runs cannot show."""
+    told = ((text, test(summary)) for text, test in ADVICE)
+    return [(text % value).rstrip() for text, value in told if value]
+
+
+def finding_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The findings and the advice as text."""
+    found, runs = summary.get("findings", ()), summary["runs"]
+    why = (summary.get("metrics") or {}).get("why")
+    if not any(run["completed"] for run in runs):
+        lines = ["FINDINGS  none can be made: no request succeeded"]
+    else:
+        missed = any(run["attainment"] is not None
+                     and run["attainment"] < summary["slo"]["attainment"] for run in runs)
+        lines = [] if found else ["FINDINGS  none: " + (
+            "the SLO is missed, and no symptom of the table explains it" if missed else
+            "no symptom of the table shows") + (
+            f"; the engine's metrics were not there to see ({why})" if why else "")]
+    for n, item in enumerate(found, 1):
+        lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
+                  f"  seen    {item['evidence']}",
+                  f"  cause   {item['cause']}; step-time term: {item['term']}",
+                  f"  vLLM    {item['vllm']}", f"  SGLang  {item['sglang']}"]
+    return [*lines, *summary.get("advice", ())]
+
+
 # ---- 9. Rendering ------------------------------------------------------------------------------
 
 
@@ -4671,7 +5471,7 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *setup_lines(summary)]
+    lines += ["", *finding_lines(summary), "", *setup_lines(summary)]
     return "\n".join(lines)
 
 
@@ -4730,7 +5530,7 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
     for name, part in {**(run["classes"] or {}), **(run["turns"] or {})}.items():
         lines += part_lines(name if run["classes"] else f"{name} turns", part)
     if not run["simulated"]:
-        lines.append(client_line(run["client"]))
+        lines += [client_line(run["client"]), *server_lines(run.get("server"))]
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
@@ -4843,6 +5643,8 @@ class Profile(NamedTuple):
     num_blocks: int = 16384
     prefix_caching: bool = True
     max_model_len: int = 32768
+    spec_tokens: int = 0  # drafted a step and sequence, for /metrics alone: a step's constants are
+    spec_acceptance: float = 0.0  # then those of one emitted token; the share accepted
 
 
 MOCK = Profile()
@@ -4871,6 +5673,8 @@ def profile_from(data: Any) -> Profile:
     if profile.max_num_batched_tokens < profile.max_num_seqs:
         raise UserError(f"engine profile: max_num_batched_tokens {profile.max_num_batched_tokens} "
                         f"is less than max_num_seqs {profile.max_num_seqs}")
+    if profile.spec_acceptance > 1:
+        raise UserError("engine profile: spec_acceptance is a share, at most 1")
     if not profile.weights_s + profile.overhead_s + profile.sequence_s:
         raise UserError("engine profile: a step must take time; set weights_s")
     return profile
@@ -6140,7 +6944,10 @@ class MockServer:
         """Under vLLM's names, in the Prometheus text format."""
         engine, profile = self.engine, self.engine.profile
         labels = f'engine="0",model_name="{self.model}"'
-        lines: List[str] = []
+        lines = ["# TYPE process_cpu_seconds_total counter",
+                 f"process_cpu_seconds_total {time.process_time()}"]
+        drafted = profile.spec_tokens * engine.generation_tokens / (
+            1 + profile.spec_tokens * profile.spec_acceptance)  # a step emits one token and these
         for name, value in (("num_requests_running", engine.sequences if self.end_ns else 0),
                             ("num_requests_waiting", engine.waiting),
                             ("kv_cache_usage_perc", engine.kv_usage),
@@ -6148,7 +6955,10 @@ class MockServer:
                             ("prefix_cache_hits_total", engine.prefix_hit_tokens),
                             ("num_preemptions_total", engine.preemptions),
                             ("prompt_tokens_total", engine.prompt_tokens),
-                            ("generation_tokens_total", engine.generation_tokens)):
+                            ("generation_tokens_total", engine.generation_tokens),
+                            *((("spec_decode_num_draft_tokens_total", drafted),
+                               ("spec_decode_num_accepted_tokens_total",
+                                drafted * profile.spec_acceptance)) if drafted else ())):
             lines += [f"# TYPE vllm:{name} {'counter' if name.endswith('_total') else 'gauge'}",
                       f"vllm:{name}{{{labels}}} {float(value)}"]
         lines.append("# TYPE vllm:request_success_total counter")
@@ -6338,15 +7148,16 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     return model, ""
 
 
-def fetch(target: Target, wiring: Wiring, path: str) -> Tuple[str, bytes]:
+def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
+          ) -> Tuple[str, bytes]:
     """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
 
     Raises OSError or WireError.
     """
-    end_s = time.monotonic() + min(MODELS_S, 2 * wiring.timeouts.connect_s)
+    end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
-        plain.settimeout(wiring.timeouts.connect_s)
+        plain.settimeout(min(most_s, wiring.timeouts.connect_s))
         if wiring.address is None:
             raise OSError(wiring.dns_error)
         plain.connect(wiring.address)
@@ -6519,6 +7330,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
                       Engine(profile_from(simulated["step_time"])) if simulated else None)
     warm, running, calibration, expected_s = warmed(args, work, running)
     slo = slo_of(args)
+    read, metrics = (None, None) if simulated else metrics_source(args, target, wiring)
+    running = running._replace(scraper=Scraper(read) if read else None)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
     most = most_connections(plans, expected_s)
     for warning in filter(None, () if simulated else (raise_descriptors(most),
@@ -6528,7 +7341,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
         "slo": {**slo._asdict(), "classes": {name: own._asdict()
                                              for name, own in slo.classes.items()}},
-        "environment": environment(), "warmup": warm, "simulated": simulated, "runs": []}
+        "environment": environment(), "warmup": warm, "simulated": simulated, "metrics": metrics,
+        "runs": []}
     if simulated:
         summary["target"]["url"] = None
     unsaved = save(folder, "plan.json", {
@@ -6539,9 +7353,12 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         outcome = run_plan(plan, number, running, calibration, expected_s)
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
+        summary["findings"], summary["advice"] = findings(summary), advice(summary)
         unsaved = save(folder, "summary.json", summary) or unsaved
         if running.stop():
             break
+    if running.scraper:
+        running.scraper.stop()
     summary["unsaved"] = journal.failed or unsaved
     return summary
 
