@@ -3663,8 +3663,8 @@ class Outcome(NamedTuple):
     start_ns: int
     calibration: Calibration
     warnings: List[str]
-    simulated: bool = False  # on the virtual clock: nothing was measured
     rows: Sequence[Mapping[str, Any]] = ()  # readings of the server's metrics, section 7b
+    simulated: bool = False  # on the virtual clock: nothing was measured
 
 
 class Journal:
@@ -5004,8 +5004,8 @@ def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
     if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
-        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1)) / NS),
-                     r.first_ns) for r in good if r.first_ns is not None]
+        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1))
+                                        / NS), r.first_ns) for r in good if r.first_ns is not None]
         spikes = spikes_in(good, round(SPIKE * itl["p50"] / NS), prefills)
     return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
                      "floor_s": base_s + per_token * long,
@@ -6220,7 +6220,7 @@ def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
     size, health = engine.profile.block_tokens, ClientHealth()
     done = Virtual(engine, plan.load, limits, keys, keep).drive(source, r.stop if r else bool)
     health.interrupted, health.turns_lost = not done, source.lost
-    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], True)
+    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], simulated=True)
 
 
 def virtual_keys(planned: Planned, shared: int, size: int, owners: Tuple[int, int]) -> List[int]:
