@@ -544,6 +544,11 @@ class Sessions(unittest.TestCase):
         self.assertIsNone(source.next_ns(0, driver))
         self.assertEqual((source.lost, source.sessions), (4, 0))
 
+    def test_a_turn_cut_off_by_the_end_of_the_run_costs_no_later_ones(self) -> None:
+        source, driver, _ = self.source("--rate 2 --num-requests 5 --turns 5")
+        turn_ended(source, *source.take(source.next_ns(0, driver)), S, "cancelled")
+        self.assertEqual(source.lost, 0)
+
     def test_the_closed_loop_holds_so_many_sessions_thinking_or_not(self) -> None:
         source, driver, _ = self.source(
             "--concurrency 2 --num-requests 8 --turns 2 --think-time 5")
