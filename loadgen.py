@@ -7,7 +7,8 @@
 
 Requests go out when the plan says, whatever the answers do, and latency runs from that moment, so
 that a slow server cannot slow the clock. The client judges itself: a run that it spoilt says so.
-Standard library only. --mock brings its own engine, over real HTTP on this machine.
+Standard library only. --mock brings its own engine, over real HTTP on this machine; --simulate
+runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
 Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 3b traces, prompts,
 classes and sessions, 4 prompts and requests, 5 the wire, 6 the driver (the only client sockets),
@@ -2794,6 +2795,11 @@ class Clocks:
                 best = (after - before, real - (before + after) // 2)
         return best[1] if best else 0
 
+    def monotonic_ns(self, ancillary: Sequence[Tuple[int, int, bytes]]) -> int:
+        """The kernel's stamp that came with a read, on the monotonic clock."""
+        seconds, nanoseconds = STAMP.unpack(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self.offset_ns)
+
     def retake(self) -> None:
         """Follow the real-time clock; remember the largest jump beyond a slew."""
         offset = self._measure()
@@ -4084,7 +4090,7 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
-        rho = sum(a * b for a, b in zip(ranks, ranks[lag:])) / variance
+        rho = sum(map(operator.mul, ranks, ranks[lag:])) / variance
         if rho < Z95 / math.sqrt(n):
             break
         total += 2 * rho
@@ -4158,8 +4164,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     """
     bins: Dict[int, int] = {}  # gaps by microseconds: a long run has millions
     for record in records:
-        for gap_us in gaps_us(record):
-            bins[gap_us] = bins.get(gap_us, 0) + 1
+        for gap_ns, times in collections.Counter(gaps_ns(record)).items():
+            gap_us = (gap_ns + 500) // 1000
+            bins[gap_us] = bins.get(gap_us, 0) + times
     n = sum(bins.values())
     if not n:
         return spread_of([])
@@ -4176,7 +4183,8 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
 
     limit_us = quantile(0.99) / US
     beyond = (n - reached[bisect.bisect_right(ladder, limit_us) - 1]) / n
-    clustered = sum((sum(us > limit_us for us in gaps_us(r)) - beyond * max(0, r.events - 1)) ** 2
+    is_beyond = (math.floor(limit_us) * 1000 + 500).__le__  # in ns: what rounds to more
+    clustered = sum((sum(map(is_beyond, gaps_ns(r))) - beyond * max(0, r.events - 1)) ** 2
                     for r in records)
     independent = n * beyond * (1 - beyond)
     effect = max(1.0, clustered / independent) if independent else 1.0
@@ -4187,10 +4195,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
 
-def gaps_us(record: Record) -> Iterator[int]:
-    """The gaps between a record's output events [us]."""
-    stamps = record.event_ns
-    return ((b - a + 500) // 1000 for a, b in zip(stamps, itertools.islice(stamps, 1, None)))
+def gaps_ns(record: Record) -> Iterator[int]:
+    """The gaps between a record's output events [ns]."""
+    return map(operator.sub, record.event_ns[1:], record.event_ns)
 
 
 class Slo(NamedTuple):
@@ -4345,7 +4352,7 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
         stamps = r.event_ns
         if not stamps or not r.n_out:
             return 0.0
-        inside = sum(span[0] <= t <= span[1] for t in stamps)
+        inside = bisect.bisect_right(stamps, span[1]) - bisect.bisect_left(stamps, span[0])
         return r.n_out * inside / len(stamps)
 
     made = sum(received(r) for r in everything)
@@ -4371,6 +4378,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
         return offered, ok
 
     found: Dict[str, Any] = {}
+    spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
     for key, value in (
             ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
             ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
@@ -4379,8 +4387,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
-        found[key] = spread_of(offered)
-        found[key]["successes"] = spread_of(ok)
+        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
     events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
@@ -4775,8 +4782,8 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     run = summary["runs"][0]
     what = target["url"]
     if summary["simulated"]:
-        own = summary["simulated"]["step_time"].items() - MOCK._asdict().items()
-        told = ", ".join(f"{key} {value:g}" for key, value in sorted(own))
+        told = ", ".join(f"{key} {value:g}" for key, value in
+                         summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
     lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
@@ -5050,12 +5057,14 @@ class Engine:
 
     def _glide(self, quiet: int, now_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
         """Up to so many quiet steps at once; when the last of them ends."""
-        n, context, before = len(self.decoding), self.context, len(ends_ns)
-        if self.profile.kv_s_per_token:
-            for _ in range(quiet):
-                now_ns += max(1, round(self._decode_s(context) / NS))
+        n, context, before, p = len(self.decoding), self.context, len(ends_ns), self.profile
+        if p.kv_s_per_token:  # _took_s written out: this may be most of a run's steps
+            compute_s, extra_s = n * p.flop_s_per_token, n * p.sequence_s
+            for held in range(context, context + n * quiet, n):
+                read_s = p.weights_s + p.kv_s_per_token * held
+                took_s = (read_s if read_s > compute_s else compute_s) + extra_s + p.overhead_s
+                now_ns += round(took_s / NS) or 1
                 ends_ns.append(now_ns)
-                context += n
                 if now_ns >= until_ns:
                     break
         else:
@@ -5174,7 +5183,8 @@ class Engine:
 
     def _grow(self) -> None:
         """One more block for each job that has filled its own, at the cost of later arrivals."""
-        for job in sorted(self.growing.pop(self.steps), key=ARRIVAL):
+        jobs = self.growing.pop(self.steps)
+        for job in sorted(jobs, key=ARRIVAL) if len(jobs) > 1 else jobs:
             if job.joined < 0:
                 continue  # an earlier one took its blocks
             self._publish(job, job.capacity)
@@ -5269,6 +5279,7 @@ class Virtual:
             for job in engine.ended:
                 self.answered(job, now_ns)
             engine.ended = []
+            self.expire(now_ns)
             next_ns = self.dispatch(source, now_ns)
             if next_ns is None and (not self.records or source.abandons(self)):
                 self.cancel_all("after the measured window", now_ns)
@@ -5751,7 +5762,7 @@ class MockServer:
         import random
         import selectors
         self.engine, self.faults, self.model = Engine(profile), faults, model
-        self.chance = random.Random(faults.seed)
+        self.chance, self.clocks = random.Random(faults.seed), Clocks()
         self.reasons = {status.value: status.phrase for status in http.HTTPStatus}
         self.numbers = itertools.count(1)
         self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
@@ -5786,6 +5797,7 @@ class MockServer:
             if due_ns and due_ns - clock_ns() <= SPIN_NS:
                 while clock_ns() < due_ns:
                     pass
+                self.wait(due_ns)  # what came meanwhile takes part in the next step
                 heapq.heappop(self.timers)[2]()
 
     def at(self, due_ns: int, call: Callable[[], Any]) -> None:
@@ -5900,7 +5912,7 @@ class MockServer:
             if with_head:
                 self.send(exchange.conn, self.stream_head(exchange))
         if not self.end_ns:
-            self.begin(clock_ns())
+            self.begin(exchange.recv_ns)
 
     def send_token(self, exchange: Exchange) -> None:
         """Send a token that is not like the others: the first, the last, or one with a fault."""
@@ -6001,6 +6013,9 @@ class MockServer:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform.startswith("linux"):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self.selector.register(sock, READABLE, Connection(sock))
 
     def send(self, conn: Connection, data: bytes) -> None:
@@ -6058,12 +6073,16 @@ class MockServer:
     def read(self, conn: Connection) -> None:
         """Take what a client sends."""
         try:
-            data = b"" if conn.closed else conn.sock.recv(64 * KIB)
+            data: bytes = b""
+            stamp: List[Tuple[int, int, bytes]] = []
+            if not conn.closed:
+                data, stamp, _, _ = conn.sock.recvmsg(64 * KIB, 64)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        conn.recv_ns = clock_ns()
+            pass
+        self.clocks.retake()
+        conn.recv_ns = self.clocks.monotonic_ns(stamp) if stamp else clock_ns()
         conn.data += data
         if data and len(conn.data) <= PIPELINED_BYTES_MAX:
             self.parse(conn)
