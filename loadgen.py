@@ -10,10 +10,11 @@ that a slow server cannot slow the clock. The client judges itself: a run that i
 Standard library only. --mock brings its own engine, over real HTTP on this machine; --simulate
 runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
-Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
-5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 7b server metrics,
-8 statistics, 8c findings, 9 rendering, 10 the engine and its virtual clock, 11 the mock server,
-12 the command line.
+Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 3b traces, prompts,
+classes and sessions, 4 prompts and requests, 5 the wire, 6 the driver (the only client sockets),
+7 workers and runs, 7b server metrics, 8 statistics, 8b the search for the knee, 8c findings,
+9 rendering, 9b the page, 10 the engine, 10b the virtual clock, 11 the mock server, 11b old
+numbers, differences and shards, 12 the command line.
 """
 
 from __future__ import annotations
@@ -505,7 +506,8 @@ EXAMPLES = """examples:
   loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
       --slo-ttft-ms 300 --slo-tpot-ms 25
   loadgen.py http://HOST:8000 --rate 8 --duration 60 --input-len lognormal:mean=2000,cv=0.5
-  loadgen.py http://HOST:8000 --concurrency 64 --num-requests 500 --output-len 300"""
+  loadgen.py http://HOST:8000 --concurrency 64 --num-requests 500 --output-len 300
+  loadgen.py http://HOST:8000 --trace conversation_trace.jsonl --trace-window 600..1200"""
 
 
 def parse_args(argv: Sequence[str]) -> Any:
@@ -3049,7 +3051,8 @@ class Source:
         follow, said, record.said = out.planned.follow, record.said, ""
         if follow is None or not record.ok or record.end_ns is None:
             self.sessions -= 1
-            self.lost += sum(1 for _ in turns_of([follow])) if follow else 0
+            if follow is not None and record.cls not in ("cancelled", "unsent"):
+                self.lost += sum(1 for _ in turns_of([follow]))
             return
         talk = [*out.talk, {"role": "assistant", "content": said}]
         due_ns = record.end_ns + round(follow.due_s / NS)
@@ -5483,8 +5486,9 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
     lines = ["ms from due" + (", SIMULATED" if summary["simulated"] else "")
              + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
-                              if asked else "; each class has its own SLO"
-                              if slo.get("classes") else "; no SLO given, so no goodput")]
+                              if asked else "" if slo.get("classes")
+                              else "; no SLO given, so no goodput")
+             + ("; each class is judged by its own SLO" if slo.get("classes") else "")]
     if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
@@ -5663,7 +5667,7 @@ def profile_from(data: Any) -> Profile:
         kind, number = type(getattr(MOCK, name)), type(value) in (int, float)
         right, wanted = {
             bool: (type(value) is bool, "true or false"),
-            int: (number and 1 <= value <= 1e9 and value == int(value),
+            int: (number and min(1, getattr(MOCK, name)) <= value <= 1e9 and value == int(value),
                   "a whole number from 1 to a billion"),
             float: (number and 0 <= value < 1e6, "a number of seconds, zero or more")}[kind]
         if not right:

@@ -544,6 +544,11 @@ class Sessions(unittest.TestCase):
         self.assertIsNone(source.next_ns(0, driver))
         self.assertEqual((source.lost, source.sessions), (4, 0))
 
+    def test_a_turn_cut_off_by_the_end_of_the_run_costs_no_later_ones(self) -> None:
+        source, driver, _ = self.source("--rate 2 --num-requests 5 --turns 5")
+        turn_ended(source, *source.take(source.next_ns(0, driver)), S, "cancelled")
+        self.assertEqual(source.lost, 0)
+
     def test_the_closed_loop_holds_so_many_sessions_thinking_or_not(self) -> None:
         source, driver, _ = self.source(
             "--concurrency 2 --num-requests 8 --turns 2 --think-time 5")
@@ -621,6 +626,27 @@ class Sessions(unittest.TestCase):
             lengths = loadgen.think_time(text)
             self.assertAlmostEqual(lengths.mean, mean)
             self.assertAlmostEqual(lengths.quantile(0.5), median, places=3)
+
+
+class Simulated(unittest.TestCase):
+    def run_plan(self, line: str) -> List[loadgen.Record]:
+        engine = QUICK._replace(num_blocks=10**5, max_model_len=10**6)
+        outcome = loadgen.simulate_plan(plan_of(line), 0, engine)
+        return sorted(outcome.records, key=lambda record: record.id)
+
+    def test_a_trace_finds_its_shared_blocks_in_the_virtual_cache(self) -> None:
+        records = self.run_plan(f"--trace {TIMED}")
+        self.assertEqual([record.cached_tokens for record in records], [None, 32, 32])
+
+    def test_sessions_wait_for_the_answer_and_find_the_conversation_cached(self) -> None:
+        records = self.run_plan("--rate 5 --num-requests 30 --turns 3 --think-time 2 "
+                                "--input-len 100 --output-len 20")
+        self.assertEqual([record.turn for record in records], [0, 1, 2] * 10)
+        for before, after in zip(records, records[1:]):
+            if after.turn:
+                self.assertEqual(after.due_ns, before.end_ns + 2 * S)
+                self.assertEqual(after.n_in, before.n_in + 120)
+                self.assertGreaterEqual(after.cached_tokens, before.n_in)
 
 
 class Workloads(unittest.TestCase):
