@@ -80,7 +80,7 @@ def virtual(engine: loadgen.Engine, plan: loadgen.Plan) -> loadgen.Outcome:
         record.n_out = record.events
     rows.append(reading(engine, now_s + 0.001))
     return loadgen.Outcome(plan, list(records.values()), [loadgen.ClientHealth()], 0,
-                           loadgen.ONE_A_WORD, [], rows)
+                           loadgen.ONE_A_WORD, [], rows=rows)
 
 
 def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: bool = True) -> Any:

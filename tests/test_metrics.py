@@ -164,7 +164,7 @@ def outcome(rows: List[Dict[str, Any]], firsts: List[float], ttft: float = 0.15,
         made.event_ns = array.array("q", [round(first / NS)])
         made.first_ns = made.last_ns = made.end_ns = round(first / NS)
         records.append(made)
-    return loadgen.Outcome(plan, records, [], round(10 / NS), loadgen.ONE_A_WORD, [], rows)
+    return loadgen.Outcome(plan, records, [], round(10 / NS), loadgen.ONE_A_WORD, [], rows=rows)
 
 
 class Beside(unittest.TestCase):
