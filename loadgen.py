@@ -11,7 +11,7 @@ Standard library only. --mock brings its own engine, over real HTTP on this mach
 
 Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
 5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 8 statistics, 9 rendering,
-10 the engine, 11 the mock server, 12 the command line.
+9b the page, 10 the engine, 11 the mock server, 12 the command line.
 """
 
 from __future__ import annotations
@@ -328,6 +328,16 @@ def header(text: str) -> Tuple[str, str]:
     return name, value
 
 
+def told(text: str) -> Tuple[str, str]:
+    """A fact about the setup, as NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name.strip() or not value.strip():
+        raise UserError(f"{text!r} is no fact; write NAME=VALUE, such as gpu=h100 or gpus=2")
+    if name == "gpus":
+        whole(value)
+    return name.strip(), value.strip()
+
+
 def range_ratio(text: str) -> Tuple[float, float]:
     """The spread of input and output lengths as vllm bench writes it: R, or JSON of both."""
     both = json_object(text) if text.startswith("{") else {"input": text, "output": text}
@@ -421,7 +431,14 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--gate", None, "", "exit 3 when attainment is below the target"),
     ),
     "output": (
-        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json"),
+        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json, report.html"),
+        Flag("--report", word, "DIR", "print the report of an earlier --out DIR again, and write "
+             "its report.html"),
+        Flag("--deployment", word, "FILE", "what is served, from capacity.py --save: for the setup "
+             "statement; its SLOs and price where no flag gives them"),
+        Flag("--metadata", told, "K=V", "one more fact for the setup statement (model, precision, "
+             "gpu, gpus, engine, version, flags, ...), may be repeated", nargs="append"),
+        Flag("--gpu-price", positive, "USD/H", "of one GPU: cost per 1M output tokens"),
         Flag("--json", None, "", "print summary.json instead of the table"),
     ),
     "mock engine": (
@@ -447,7 +464,7 @@ NO_MEANING = {
                      "--request-id-prefix", "--dataset-path", "--chat-template-kwargs",
                      "--probe-request-rate", "--lora-assignment", "--random-batch-size",
                      "--timeline-itl-thresholds"), 1),
-    **dict.fromkeys(("--metadata", "--lora-modules"), MANY)}
+    "--lora-modules": MANY}
 
 EXAMPLES = """examples:
   loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
@@ -494,7 +511,8 @@ def parse_args(argv: Sequence[str]) -> Any:
                     del options["const"]
             group.add_argument(*names, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
-    args.header = [pair for pairs in args.header for pair in pairs]
+    args.header, args.metadata = ([pair for pairs in given for pair in pairs]
+                                  for given in (args.header, args.metadata))
     settle(args, pasted)
     return args
 
@@ -552,6 +570,9 @@ def settle(args: Any, pasted: bool) -> None:
         raise UserError("--mock brings its own engine; drop the URL, or --mock")
     if args.serve:
         return
+    args.deployed = deployed(args)
+    if args.report:
+        return
     if args.url is None and args.mock is None:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
     if args.rate is None and not args.sweep and args.concurrency is None:
@@ -561,6 +582,10 @@ def settle(args: Any, pasted: bool) -> None:
     for name, limit in args.goodput or ():
         setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
                 limit / MS)
+    for name in ("ttft", "tpot", "e2e"):
+        limit = dig(args.deployed, "slo", f"{name}_s")
+        if getattr(args, f"slo_{name}_ms") is None and type(limit) in (int, float) and limit > 0:
+            setattr(args, f"slo_{name}_ms", limit / MS)
     if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
@@ -3034,6 +3059,8 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
+CURVE = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.965, 0.98, 0.985,
+         0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
@@ -3172,6 +3199,7 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     low, high = binomial_ranks(int(n / effect), 0.99)
     return {"n": n, "mean": sum(us * c for us, c in bins.items()) * US / n, "p50": quantile(0.5),
             "p90": quantile(0.9), "p99": quantile(0.99), "max": ladder[-1] * US,
+            "curve": [quantile(share) for share in CURVE],
             "p99_low": at(round(low * effect)) if low else None,
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
@@ -3229,6 +3257,33 @@ def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional
     return held / (end_ns - start_ns)
 
 
+SERIES_BINS = 80
+
+
+def in_flight_series(records: Sequence[Record], start_ns: int) -> List[List[float]]:
+    """[[seconds from the run's start, mean in flight in the bin that ends there], ...]."""
+    end_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
+    width_ns = -(-(end_ns - start_ns) // SERIES_BINS)
+    if width_ns <= 0:
+        return []
+
+    def passed(stamps: List[int]) -> Callable[[int], int]:
+        """Of a moment: the sum of its distances from all the stamps before it [ns]."""
+        stamps.sort()
+        sums = [0, *itertools.accumulate(stamps)]
+
+        def at(now_ns: int) -> int:
+            before = bisect.bisect_right(stamps, now_ns)
+            return before * now_ns - sums[before]
+        return at
+
+    due, ended = (passed([t for t in stamps if t is not None]) for stamps in (
+        [r.due_ns for r in records], [r.end_ns for r in records]))
+    held = [due(t) - ended(t) for t in range(start_ns, end_ns + 2 * width_ns, width_ns)]
+    return [[(i + 1) * width_ns * NS, (b - a) / width_ns]
+            for i, (a, b) in enumerate(zip(held, held[1:SERIES_BINS + 1]))]
+
+
 def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
               ) -> Dict[str, Any]:
     """One run's summary, SI units; the keys of summary.json."""
@@ -3261,6 +3316,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     summary.update(tokens(everything, records, span, span_s))
     summary.update(latencies(records, good))
     summary.update(little(everything, records, span, rate))
+    summary["in_flight_series"] = in_flight_series(everything, start_ns)
     summary.update(input_error(good, token_ids, outcome.calibration))
     summary["client"] = client_summary(outcome, records)
     summary["errors"] = error_examples(records)
@@ -3332,6 +3388,9 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
         found[key] = spread_of(offered)
+        if key in ("ttft_s", "tpot_s"):
+            offered.sort()
+            found[key]["curve"] = [percentile(offered, share) for share in CURVE]
         found[key]["successes"] = spread_of(ok)
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
@@ -3593,7 +3652,7 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *setup_lines(summary)]
+    lines += ["", *conclusion_lines(summary), *setup_lines(summary)]
     return "\n".join(lines)
 
 
@@ -3695,6 +3754,11 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     lines.append(f"       {client['workers']} worker(s), receive times from "
                  f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
+    setup = summary.get("setup") or {}
+    lines += [f"       {name}: {stated(facts)}" for name, facts in setup.items() if facts]
+    unknown = [name for name, facts in setup.items() if not facts]
+    if unknown:
+        lines.append(f"       not stated: {', '.join(unknown)} (--deployment FILE, --metadata K=V)")
     return lines
 
 
@@ -3707,6 +3771,748 @@ def null_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [null_infinities(inner) for inner in value]
     return value
+
+
+# ---- 9b. The page ------------------------------------------------------------------------------
+# report.html: a pure function of the summary, one file that needs no network and no script. Each
+# figure from the summary carries its path in data-path and its value in data-value.
+
+NAMED = ("model", "precision", "gpu", "gpus", "engine", "version", "flags")  # setup, always said
+MOCK_VERSION = "loadgen's built-in engine"
+METERED_S = 2.0  # at most, to ask the server one thing about itself
+
+
+def dig(value: Any, *keys: Any) -> Any:
+    """What lies under these keys and indices; None where nothing does."""
+    for key in keys:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def deployed(args: Any) -> Dict[str, Any]:
+    """The deployment that the flags name, {} where none; a profile of --mock may be one too."""
+    for path in (args.deployment, args.mock, vars(args).get("simulate")):
+        if path not in (None, DEFAULT_PROFILE):
+            found = read_json(path)
+            if isinstance(found.get("model"), dict) or isinstance(found.get("hardware"), dict):
+                return found
+            if args.deployment:
+                raise UserError(f"--deployment {path} describes no deployment; capacity.py --save "
+                                "writes one")
+    return {}
+
+
+def server_facts(target: Target, wiring: Wiring) -> Dict[str, Any]:
+    """What the server says of itself: model, engine, version, flags; '' or absent if nothing.
+
+    From the list of models, /version (vLLM, TensorRT-LLM), /server_info (SGLang) and the labels of
+    cache_config_info in /metrics (vLLM). Each is asked once, for METERED_S at most.
+    """
+    root = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else target.base_path
+    answers: Dict[str, bytes] = {}
+    for path in (f"{target.base_path}/models", f"{root}/version", f"{root}/metrics",
+                 f"{root}/server_info"):
+        with contextlib.suppress(WireError):
+            try:
+                status, body = fetch(target, wiring, path, METERED_S)
+            except OSError:
+                break
+            answers[path.rpartition("/")[2]] = body if status == "200" else b""
+    models, version, info = (parsed(answers.get(name, b"")) for name in (
+        "models", "version", "server_info"))
+    metrics = answers.get("metrics", b"").decode("utf-8", "replace")
+    listed = dig(models, "data") if isinstance(dig(models, "data"), list) else []
+    mine: Any = next((m for m in listed if dig(m, "id") == target.model), dig(listed, 0))
+    release = dig(version, "version") or dig(info, "version")
+    engine = re.search(r"^(vllm|sglang|trtllm|llamacpp)[:_]", metrics, re.M)
+    cache = re.search(r"^\w+:cache_config_info\{(.*)\}", metrics, re.M)
+    labels = dict(re.findall(r'(\w+)="([^"\\]*)"', cache.group(1))) if cache else {}
+    owner = dig(mine, "owned_by")
+    flags = {"max_model_len": dig(mine, "max_model_len"), **{key: labels.get(key) for key in (
+        "block_size", "num_gpu_blocks", "cache_dtype", "gpu_memory_utilization",
+        "enable_prefix_caching")}, **{key: dig(info, key) for key in (
+            "tp_size", "dtype", "quantization", "kv_cache_dtype", "mem_fraction_static")}}
+    facts = {
+        "model": " = ".join(dict.fromkeys(m for m in (dig(mine, "id"), dig(mine, "root"))
+                                          if isinstance(m, str))),
+        "engine": engine.group(1) if engine else owner if owner in (
+            "vllm", "sglang", "llamacpp") else None,
+        "version": release,
+        "flags": ", ".join(f"{k} {v}" for k, v in flags.items() if v not in (None, "", "None"))}
+    if release == MOCK_VERSION:
+        facts.update(engine=MOCK_VERSION, version=None)
+    return {key: printable(wiring.redacted(str(value)), 300) for key, value in facts.items()
+            if value}
+
+
+def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None
+             ) -> Dict[str, Any]:
+    """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
+
+    Sources in the order in which they are believed: --metadata, the server, the deployment file.
+    """
+    d = args.deployed
+    limits = {**(dig(d, "hardware") or {}), **(dig(d, "step_time") or {})}
+    planned = {
+        "model": dig(d, "model", "id") or dig(d, "model", "name"),
+        "precision": ", ".join(f"{k} {v}" for k, v in (dig(d, "precision") or {}).items()),
+        "gpu": dig(d, "hardware", "gpu"), "gpus": dig(d, "hardware", "count"),
+        "engine": dig(d, "engine"), "flags": ", ".join(
+            f"{name} {limits[name]}" for name in (
+                "tp", "pp", "dp", "ep", "util", "max_num_seqs", "max_num_batched_tokens",
+                "max_model_len", "prefix_caching") if limits.get(name) is not None),
+        "sized for": ", ".join(f"{k} {v}" for k, v in (dig(d, "lengths") or {}).items() if v)}
+    facts: Dict[str, List[List[str]]] = {}
+    for source, pairs in (("--metadata", args.metadata), ("server", said.items()),
+                          ("deployment file", planned.items())):
+        for name, value in pairs:
+            if value:
+                facts.setdefault(name, []).append([str(value), source])
+    for name, old in (known or {}).items():
+        facts[name] = facts.get(name, []) + [p for p in old or [] if p not in facts.get(name, [])]
+    return {name: facts.get(name) for name in dict.fromkeys((*NAMED, *facts))}
+
+
+def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
+    """A fact with its sources, equal ones together; 'not stated'."""
+    told_by: Dict[str, List[str]] = {}
+    for value, source in facts or ():
+        told_by.setdefault(value, []).append(source)
+    return "; ".join(f"{value} ({', '.join(sources)})" for value, sources in told_by.items()
+                     ) or "not stated"
+
+
+def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
+    """(the run at which to operate, what to know about it or why there is none).
+
+    The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
+    """
+    slo, runs = summary["slo"], summary["runs"]
+    if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
+        return None, "no SLO was given"
+    limit = dig(summary, "goodput_search", "rate_rps") or math.inf
+    order = sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
+    met = {i for i in order if (runs[i]["attainment"] or 0) >= slo["attainment"]}
+    good = [i for i in order if i in met and runs[i]["verdict"] == "VALID"
+            and offered_of(runs[i]) <= limit * 1.001]
+    if not good:
+        return None, (f"no run that is VALID met the SLO for {slo['attainment']:.0%} of its "
+                      "requests" + (f" at up to {figure(limit)}/s, the rate of the goodput search"
+                                    if limit < math.inf else ""))
+    notes = []
+    if (dig(runs[good[-1]], "attainment_interval", 0) or 0) < slo["attainment"]:
+        notes.append(f"{runs[good[-1]]['offered']} requests are too few to be sure of "
+                     f"{slo['attainment']:.0%}")
+    if set(order[:order.index(good[-1])]) - met:
+        notes.append("a lower rate missed the target: measure again")
+    return good[-1], "; ".join(notes)
+
+
+def offered_of(run: Mapping[str, Any]) -> float:
+    """The rate by which runs are ordered [1/s]: as asked, else as it came about."""
+    return float(run["rate_rps"] or run["offered_rate_rps"] or 0.0)
+
+
+def conclude(summary: Dict[str, Any], args: Any) -> None:
+    """Add operating_point and cost, as far as they are known, to the summary.
+
+    per_1m_output = gpu_per_hour * gpus / (output_tok_s * 3600) * 1e6, the whole bill on the output.
+    """
+    where, note = operating_point(summary)
+    summary["operating_point"] = {"run": where, "note": note}
+    price = (args.gpu_price or dig(args.deployed, "price", "gpu_per_hour")
+             or dig(summary, "cost", "gpu_per_hour"))
+    gpus = dig(summary, "setup", "gpus", 0, 0)
+    hourly = price * float(gpus) if price and gpus else None
+    by_run = [hourly / (run["output_tok_s"] * HOUR_S) * MEGA if hourly and run["output_tok_s"]
+              else None for run in summary["runs"]]
+    summary["cost"] = price and {
+        "gpu_per_hour": price, "gpus": float(gpus) if gpus else None, "per_hour": hourly,
+        "per_1m_output_by_run": by_run,
+        "per_1m_output": None if where is None else by_run[where]}
+
+
+def conclusion_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The operating point and its price, as text."""
+    point, cost = summary.get("operating_point") or {}, summary.get("cost") or {}
+    lines, where = [], point.get("run")
+    if where is not None:
+        run = summary["runs"][where]
+        lines.append(f"OPERATE at {run_name(run)}: {optional(run['output_tok_s'], '{:.0f}')} "
+                     f"tok/s, ttft p99 {tail_ms(run['ttft_s'])}, tpot p99 {tail_ms(run['tpot_s'])} "
+                     "ms" + (f"; {point['note']}" if point["note"] else ""))
+    if cost:
+        lines.append(f"COST   {cost_text(summary)}")
+    return [*lines, ""] if lines else []
+
+
+def cost_text(summary: Mapping[str, Any]) -> str:
+    """The price of output at the operating point, or why there is none."""
+    cost = summary["cost"]
+    if not cost["gpus"]:
+        return f"${cost['gpu_per_hour']:g} per GPU-hour; how many GPUs? --metadata gpus=N"
+    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:g}/h, all of it on the output tokens"
+    if cost["per_1m_output"] is None:
+        return f"no operating point to price; {each}"
+    return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """A run by its load: 8/s, c=4, ..."""
+    return f"{run['label']}/s" if run["rate_rps"] else str(run["label"])
+
+
+ESCAPED = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;",
+           ord("'"): "&#39;"}
+
+
+def esc(text: Any) -> str:
+    """Text for HTML: nothing in it is markup, no control or direction character survives."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}"
+                   for c in str(text)).translate(ESCAPED)
+
+
+class Cell(NamedTuple):
+    """A figure of the summary: as shown, its path and its value."""
+
+    text: str
+    path: Tuple[Any, ...] = ()
+    value: Any = None
+
+    def attributes(self) -> str:
+        """Its path and value as JSON in data attributes."""
+        told = (esc(json.dumps(it)) for it in (self.path, null_infinities(self.value)))
+        return ' data-path="{}" data-value="{}"'.format(*told) if self.path else ""
+
+
+def cell(summary: Mapping[str, Any], path: Tuple[Any, ...],
+         show: Callable[[Any], str] = figure) -> Cell:
+    """The figure at a path, '-' where it is absent."""
+    value = dig(summary, *path)
+    return Cell("-" if value is None else show(value), path, value)
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
+    """An HTML table; a row is text and Cells, its first the row's head, scrolling if too wide."""
+    def one(tag: str, it: Any) -> str:
+        shown = it if isinstance(it, Cell) else Cell(str(it))
+        return f"<{tag}{shown.attributes()}>{esc(shown.text)}</{tag.split()[0]}>"
+
+    body = "".join("<tr>" + "".join(one("td" if i else 'th scope="row"', it)
+                                    for i, it in enumerate(row)) + "</tr>\n" for row in rows)
+    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in heads)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption)}">'
+            f'<table class="{kind}"><caption>{esc(caption)}</caption>\n'
+            + (f"<thead><tr>{head}</tr></thead>\n" if heads else "")
+            + f"<tbody>{body}</tbody></table></div>\n")
+
+
+class Axis(NamedTuple):
+    """One axis of a chart: its label, where a value lies on it (0 to 1), its ticks."""
+
+    label: str
+    place: Callable[[float], float]
+    ticks: List[float]
+    show: Callable[[float], str] = figure
+
+
+def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
+    """From zero to past the highest value; logarithmic where asked and they span a decade."""
+    shown = [v for v in values if 0 < v < math.inf] or [1.0]
+    low, high = min(shown), max(shown)
+    ladder = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(
+        math.log10(high)) + 1) for m in (1, 2, 5)]
+    if log and high > 12 * low:
+        low, high = max(t for t in ladder if t <= low), min(t for t in ladder if t >= high)
+        ticks = [t for t in ladder if low <= t <= high]
+        if len(ticks) > 6:
+            ticks = [t for t in ticks if f"{t:e}"[0] == "1"]
+        return Axis(label, lambda v: math.log(max(v, low) / low) / math.log(high / low), ticks)
+    step = min(m * 10.0**e for e in range(-9, 16) for m in (1, 2, 5) if m * 10.0**e * 4.5 >= high)
+    top = step * math.ceil(high / step - 1e-9)
+    return Axis(label, lambda v: min(v, top) / top,
+                [step * i for i in range(round(top / step) + 1)])
+
+
+WIDE, LEFT, RIGHT, TOP, FOOT = 440, 46, 14, 30, 36  # of a chart, in its own units
+
+
+def chart(title: str, desc: str, axes: Tuple[Axis, Axis],
+          marks: Callable[[Callable[[float], float], Callable[[float], float]], Iterable[str]],
+          height: int = 250) -> str:
+    """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
+    x, y = axes
+
+    def px(value: float) -> float:
+        return round(LEFT + x.place(value) * (WIDE - LEFT - RIGHT), 1)
+
+    def py(value: float) -> float:
+        return round(height - FOOT - y.place(value) * (height - FOOT - TOP), 1)
+
+    grid = [f'<path class="grid" d="M{LEFT} {py(t)}H{WIDE - RIGHT}"/>'
+            + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
+    grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
+    grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
+    key = f"c{zlib.crc32(title.encode()):x}"
+    return (f'<figure><svg viewBox="0 0 {WIDE} {height}" role="img" aria-labelledby="{key}t {key}d"'
+            f'><title id="{key}t">{esc(title)}</title><desc id="{key}d">{esc(desc)}</desc>\n'
+            + "\n".join([*grid, *marks(px, py)]) + "</svg></figure>\n")
+
+
+def words(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    """Text in a chart."""
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{esc(text)}'
+            "</text>")
+
+
+def polyline(points: Iterable[Tuple[float, float]], kind: str) -> str:
+    """A line through points in a chart's units."""
+    told = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline class="{kind}" points="{told}"/>'
+
+
+def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The deliverable: a p99 over output tok/s, a point a run, SLO line, operating point."""
+    runs, limit = summary["runs"], dig(summary, "slo", key)
+    where = dig(summary, "operating_point", "run")
+    order = [i for i in sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
+             if runs[i]["output_tok_s"] and runs[i][key]["p99"] is not None]
+    spreads = [runs[i][key] for i in order]
+    values = [v / MS for s in spreads for v in (s["p99"], s["p99_high"]) if v] + (
+        [limit / MS] if limit else [])
+    y = axis(f"{name} p99, ms", values, log=True)
+
+    def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
+        spots = [(px(runs[i]["output_tok_s"]), py(min(s["p99"] / MS, MEGA**2)) if
+                  s["p99"] < math.inf else TOP) for i, s in zip(order, spreads)]
+        taken = [(a - 7, b - 7, a + 7, b + 7) for a, b in spots]
+        if limit:
+            level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
+            yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
+            yield words(LEFT + 4, level - 5, text, "start", "limit")
+            taken.append((LEFT, level - 17, LEFT + 6 * len(text) + 10, level + 2))
+        yield polyline(spots, "trail")
+        for i, s, (a, b) in zip(order, spreads, spots):
+            run = runs[i]
+            if i == where:
+                yield f'<path class="here" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
+                yield f'<circle class="ring" cx="{a}" cy="{b}" r="9"/>'
+            if s["p99"] < math.inf and s["p99_low"] is not None:
+                high = s["p99_high"]
+                bounded = high is not None and high < math.inf
+                yield (f'<path class="whisker" d="M{a} {py(s["p99_low"] / MS)}V'
+                       f'{py(high / MS) if bounded else b}"/>')
+                if not bounded:
+                    yield f'<path class="whisker open" d="M{a} {b}V{max(TOP - 8, b - 26)}"/>'
+            yield (f'<circle class="{esc(run["verdict"].lower())}" cx="{a}" cy="{b}" r="4.5"'
+                   f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
+                   f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
+                   f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
+            label = run_name(run) + (" inf" if s["p99"] == math.inf else "")
+            yield place_label(label, (a, b), taken, "here" if i == where else "")
+
+    desc = "; ".join(f"{run_name(runs[i])}: {figure(runs[i]['output_tok_s'])} tok/s, "
+                     f"{tail_ms(runs[i][key])} ms, {runs[i]['verdict']}" for i in order)
+    return chart(f"{name} p99 by output rate", desc,
+                 (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
+
+
+def place_label(text: str, spot: Tuple[float, float],
+                taken: List[Tuple[float, float, float, float]], kind: str) -> str:
+    """A label near a point, where it covers least of what is there already."""
+    wide, best = 6.4 * len(text) + 4, None
+    for dx, dy, anchor in ((0, -12, "middle"), (10, 4, "start"), (-10, 4, "end"),
+                           (0, 20, "middle"), (9, -10, "start"), (-9, -10, "end"),
+                           (9, 18, "start"), (0, -26, "middle"), (0, 34, "middle")):
+        x, y = spot[0] + dx, spot[1] + dy
+        left = x - wide * {"middle": 0.5, "start": 0.0, "end": 1.0}[anchor]
+        box = (left, y - 11, left + wide, y + 3)
+        cost = sum(max(0, min(box[2], b[2]) - max(box[0], b[0]))
+                   * max(0, min(box[3], b[3]) - max(box[1], b[1])) for b in taken)
+        cost += 1000 * (box[0] < LEFT or box[2] > WIDE or box[1] < 14 or box[3] > 250 - FOOT)
+        if best is None or cost < best[0]:
+            best = (cost, box, words(x, y, text, anchor, kind))
+    assert best is not None
+    taken.append(best[1])
+    return best[2]
+
+
+def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
+    """The runs to draw one by one: the ends, the operating point and its neighbours."""
+    runs, where = summary["runs"], dig(summary, "operating_point", "run")
+    order = sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
+    middle = order.index(where) if where is not None else len(order) // 2
+    near_first = sorted(range(len(order)), key=lambda k: (k not in (0, len(order) - 1), abs(
+        k - middle))) if len(order) > most else list(range(len(order)))
+    return [order[k] for k in sorted(near_first[:most])]
+
+
+def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The distribution of a latency by percentile, a line a run, 95% intervals at p50 and p99."""
+    where = dig(summary, "operating_point", "run")
+    shown = [(i, run[key]) for i, run in ((i, summary["runs"][i]) for i in drawn_runs(summary, 5))
+             if dig(run, key, "curve") and run[key]["n"]]
+    if not shown:
+        return ""
+    if key == "itl_s" and any(summary["runs"][i]["itl_is_chunk_gap"] for i, _ in shown):
+        name = "Chunk gap (several tokens an event)"
+    top = 0.999 if max(s["n"] for _, s in shown) >= 1000 else 0.99
+    points = {i: [(q, v / MS) for q, v in zip(CURVE, s["curve"]) if q <= top and v < math.inf]
+              for i, s in shown}
+    y = axis(f"{name}, ms", [v for line in points.values() for _, v in line]
+             + [(s["p99_high"] or 0) / MS for _, s in shown], log=True)
+    span = 0.25 - math.log10(1 - top)
+    x = Axis("percentile of gaps" if key == "itl_s" else "percentile of requests",
+             lambda q: -math.log10(1 - q) / span,
+             [q for q in (0, 0.5, 0.9, 0.99, 0.999) if q <= top],
+             lambda q: f"p{100 * q:g}" if q else "min")
+
+    def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
+        ends = []
+        for i, s in shown:
+            kind = "here" if i == where or len(shown) == 1 else "other"
+            if not points[i]:
+                continue
+            yield polyline([(px(q), py(v)) for q, v in points[i]], f"curve {kind}")
+            for share, p in ((0.5, "p50"), (0.99, "p99")):
+                low, value, high = (s.get(k) for k in (f"{p}_low", p, f"{p}_high"))
+                if value is None or value == math.inf or low is None:
+                    continue
+                bounded = high is not None and high < math.inf
+                a, b = px(share), py((high if bounded else value) / MS)
+                yield f'<path class="whisker {kind}" d="M{a} {py(low / MS)}V{b}"/>'
+                if not bounded:
+                    yield f'<path class="whisker open" d="M{a} {b}V{max(TOP - 8, b - 22)}"/>'
+            ends.append((py(points[i][-1][1]), px(points[i][-1][0]), i, kind))
+        last = math.inf
+        for level, across, i, kind in sorted(ends, reverse=True):
+            last = min(level + 4, last - 13)
+            yield words(across + 5, last, run_name(summary["runs"][i]), "start", kind)
+
+    desc = "; ".join(f"{run_name(summary['runs'][i])}: p50 {in_ms(s['p50'])}, p90 "
+                     f"{in_ms(s['p90'])}, p99 {tail_ms(s)} ms" for i, s in shown)
+    return chart(f"{name} by percentile", desc, (x, y), marks)
+
+
+def time_charts(summary: Mapping[str, Any], i: int) -> str:
+    """What was in flight over a run, beside the server's queue and KV use where they are known."""
+    run = summary["runs"][i]
+    flight = [tuple(p) for p in run.get("in_flight_series") or ()]
+    server = [p for p in dig(run, "server", "series") or () if len(p) > 3 and p[0] is not None]
+    lines = [("in flight", flight, "here")] if flight else []
+    for at, name, kind in ((1, "running, by the server", "other"), (2, "waiting there", "limit")):
+        lines += [(name, [(p[0], p[at]) for p in server if p[at] is not None], kind)]
+    used = [(p[0], 100 * p[3]) for p in server if p[3] is not None]
+    found = ""
+    for title, drawn in ((f"{run_name(run)}: in flight", lines),
+                         (f"{run_name(run)}: KV cache in use", [("KV, %", used, "here")])):
+        drawn = [line for line in drawn if line[1]]
+        if not drawn:
+            continue
+        axes = (axis("seconds", [p[0] for _, line, _ in drawn for p in line]),
+                axis(title, [p[1] for _, line, _ in drawn for p in line]))
+
+        def marks(px: Callable[[float], float], py: Callable[[float], float],
+                  drawn: Any = drawn) -> Iterator[str]:
+            at: float = WIDE - RIGHT
+            for name, line, kind in reversed(drawn):
+                yield polyline([(px(a), py(b)) for a, b in line], f"curve {kind}")
+                if len(drawn) > 1:
+                    yield words(at, 12, name, "end", kind)
+                    at -= 6.2 * len(name) + 12
+        desc = "; ".join(f"{name}: mean {figure(sum(p[1] for p in line) / len(line))}, most "
+                         f"{figure(max(p[1] for p in line))}" for name, line, _ in drawn)
+        found += chart(title, desc, axes, marks, 170)
+    return found
+
+
+COLUMNS = {  # heads of TABLE: as the page has them, and the path in a run's summary
+    "rate": ("rate", "label"), "out tok/s": ("output tok/s", "output_tok_s"),
+    "goodput": ("goodput /s", "goodput_rps"), "ttft p50": ("TTFT p50", "ttft_s", "p50"),
+    "ttft p99": ("TTFT p99", "ttft_s", "p99"), "tpot p50": ("TPOT p50", "tpot_s", "p50"),
+    "tpot p99": ("TPOT p99", "tpot_s", "p99"), "offered": ("offered /s", "offered_rate_rps"),
+    "attain": ("attained", "attainment"), "fail": ("failed", "failures"),
+    "in flight": ("in flight", "in_flight_mean"), "verdict": ("verdict", "verdict")}
+
+
+def runs_table(summary: Mapping[str, Any]) -> str:
+    """The text report's table, with the cost of each run where it is known."""
+    columns = [c for c in TABLE if c.head in COLUMNS]
+    heads, rows = [COLUMNS[c.head][0] for c in columns], []
+    costs = dig(summary, "cost", "per_1m_output_by_run")
+    for i, run in enumerate(summary["runs"]):
+        rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
+                          dig(run, *COLUMNS[c.head][1:])) for c in columns])
+        if costs:
+            rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
+    notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
+    return table("Runs", heads + ["per 1M output"] * bool(costs), rows) + "".join(
+        f'<p class="note">{esc(line)}</p>\n' for line in notes)
+
+
+def latency_table(summary: Mapping[str, Any]) -> str:
+    """Percentiles with their 95% intervals."""
+    rows = []
+    for i in drawn_runs(summary, 5):
+        run = summary["runs"][i]
+        for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"),
+                          ("chunk gap" if run["itl_is_chunk_gap"] else "ITL", "itl_s"),
+                          ("E2E", "e2e_s"), ("TTFT from sent", "ttft_from_sent_s")):
+            spot = ("runs", i, key)
+            rows.append([f"{run_name(run)} {name}", *(cell(summary, (*spot, p), in_ms) for p in (
+                "p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max"))])
+    return table("Latency, ms from due; intervals are 95%", (
+        "", "p50", "from", "to", "p90", "p99", "from", "to", "mean", "max"), rows)
+
+
+def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
+    """Classes or turns of every run that has them, one row each."""
+    shows: Tuple[Any, ...] = (
+        ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
+        *((f"{name.upper()} {p}", in_ms, f"{name}_s", p) for name in ("ttft", "tpot")
+          for p in ("p50", "p99")))
+    rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
+                                          for _, show, *path in shows)]
+            for i, run in enumerate(summary["runs"])
+            for name in (run.get(key) if isinstance(run.get(key), Mapping) else ())]
+    return table(caption, ("", *(show[0] for show in shows)), rows) if rows else ""
+
+
+def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, Any]]:
+    """The setup statement, (fact, text) each."""
+    plan, target, warm = summary["plan"], summary["target"], summary["warmup"]
+    run, client, machine = summary["runs"][0], summary["runs"][0]["client"], summary["environment"]
+    names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
+    amount = (f"{plan['num_requests']} requests" if plan["num_requests"] else
+              f"{optional(plan['duration_s'], '{:g}')} s window")
+    prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
+              if plan["shared_prefix_len"] else "no shared prefix")
+    cached = run["cached_tokens_mean"]
+    return [
+        *((names.get(name, name), stated(facts)) for name, facts in (
+            summary.get("setup") or dict.fromkeys(NAMED)).items()),
+        ("endpoint", f"{target['url']}, model {target['model']}"),
+        ("input length", f"{plan['lengths']['input']} tokens; counted by the server: "
+         f"{optional(run['input_tokens_mean'], '{:.1f}')} on average"),
+        ("output length", f"{plan['lengths']['output']} tokens, ignore_eos "
+         f"{'on' if target['ignore_eos'] else 'off'}; received: "
+         f"{optional(run['output_tokens_mean'], '{:.1f}')} on average"),
+        ("arrivals", f"{plan['arrival_process']}, {amount} a run"
+         + (f", at most {plan['concurrency']} in flight" if plan["concurrency"] else "")),
+        ("cache state", f"prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, {prefix}"
+         "; tokens from the cache: " + ("not told by the server" if cached is None
+                                      else f"{figure(cached)} a request")),
+        ("warm-up", f"{warm['requests']} requests, not counted"
+         + (f"; {warm['failed']} failed" if warm["failed"] else "")),
+        ("SLO", footnotes(summary, [], "")[0]),
+        ("seed", str(plan["seed"])), ("plan hash", plan["hash"].replace("+", ", ")),
+        ("client", f"{machine['cpu'] or machine['machine']}, {machine['cores']} cores, Python "
+         f"{machine['python']}, {client['workers']} process(es); receive times from "
+         f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}"),
+        ("started", machine["started"])]
+
+
+def lead(summary: Mapping[str, Any]) -> str:
+    """The answer first: the operating point and its figures."""
+    runs, point = summary["runs"], summary.get("operating_point") or {}
+    where, slo = point.get("run"), summary["slo"]
+    i = where if where is not None else 0 if len(runs) == 1 else None
+    text = (f"Operating point: {run_name(runs[where])}" if where is not None
+            else f"No operating point: {point.get('note') or 'unknown'}")
+    search = summary.get("goodput_search") or {}
+    if search.get("rate_rps"):
+        text += (f". Goodput search: {figure(search['rate_rps'])}/s (95%: "
+                 f"{optional(search.get('low_rps'), '{:.3g}')} to "
+                 f"{optional(search.get('high_rps'), '{:.3g}')})")
+    found = f'<p class="answer">{esc(text)}</p>\n'
+    if where is not None and point["note"]:
+        found += f'<p class="note">{esc(point["note"])}</p>\n'
+    if i is None:
+        return found
+    run = runs[i]
+
+    def limit(key: str) -> str:
+        return f", SLO {slo[key] / MS:g} ms" if slo[key] else ""
+
+    def bounds(key: str) -> str:
+        return f"95%: {in_ms(run[key]['p99_low'])} to {in_ms(run[key]['p99_high'])}".replace(
+            "to -", "not bounded above").replace("95%: - ", "95%: ? ")
+    low, high = run["attainment_interval"] or (None, None)
+    facts = [("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
+              f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"),
+             ("TTFT p99, ms", cell(summary, ("runs", i, "ttft_s", "p99"), in_ms),
+              bounds("ttft_s") + limit("ttft_s")),
+             ("TPOT p99, ms", cell(summary, ("runs", i, "tpot_s", "p99"), in_ms),
+              bounds("tpot_s") + limit("tpot_s"))]
+    if run["attainment"] is not None:
+        facts.append(("Requests within SLO", cell(summary, ("runs", i, "attainment"),
+                                                  "{:.1%}".format),
+                      f"95%: {low:.1%} to {high:.1%}, target {slo['attainment']:.0%}"))
+    if dig(summary, "cost", "per_1m_output_by_run", i) is not None:
+        facts.append(("Per 1M output tokens", cell(
+            summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
+            f"{summary['cost']['gpus']:g} GPUs at ${summary['cost']['gpu_per_hour']:g}/h"))
+    return found + '<dl class="figures">' + "".join(
+        f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
+        f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
+
+
+def remarks(summary: Mapping[str, Any]) -> str:
+    """Verdicts with their reasons, warnings and failures, a paragraph a run that has any."""
+    found = ""
+    for run in summary["runs"]:
+        lines = [*run["reasons"], *(f"warning: {w}" for w in run["warnings"]),
+                 *(f"{e['count']} x {e['class']}: {e['error']}" for e in run["errors"])]
+        if lines or run["verdict"] != "VALID":
+            found += (f"<h3>{esc(run_name(run))}: {esc(run['verdict'])}</h3><ul>"
+                      + "".join(f"<li>{esc(line)}</li>" for line in lines) + "</ul>\n")
+    return found or "<p>Every run is VALID, without warnings or failures.</p>\n"
+
+
+def findings_list(summary: Mapping[str, Any]) -> str:
+    """What the symptoms point to."""
+    rows = (("Evidence", "evidence"), ("Likely cause", "cause"), ("vLLM", "vllm"),
+            ("SGLang", "sglang"), ("Term it moves", "term"))
+    return "".join(
+        f"<h3>{esc(it.get('symptom'))}</h3><dl class=\"facts\">" + "".join(
+            f"<dt>{name}</dt><dd>{esc(it[key])}</dd>" for name, key in rows if it.get(key))
+        + "</dl>\n" for it in summary.get("findings") or () if isinstance(it, Mapping))
+
+
+STYLE = """
+:root{--bg:#fff;--ink:#1c1e22;--soft:#5a5f68;--rule:#dfe2e7;--data:#1a5cb8;--limit:#b3261e}
+@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;--bg:#16181c;--ink:#e6e7ea;
+--soft:#a5abb5;--rule:#343941;--data:#8ab6f9;--limit:#ff8f84}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:64rem;background:var(--bg);
+color:var(--ink);font:1rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
+overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
+h1{font-size:1.6rem;line-height:1.25;margin:0 0 .3rem;letter-spacing:-.01em}
+h2{font-size:1.1rem;margin:2.75rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--rule)}
+h3{font-size:1rem;margin:1.25rem 0 .25rem}
+p{margin:.4rem 0;max-width:44rem}ul{margin:.25rem 0;padding-left:1.2rem;max-width:48rem}
+.note,.sub,caption{color:var(--soft);font-size:.875rem}
+.alert{border-left:3px solid var(--limit);padding-left:.75rem}
+.answer{font-size:1.2rem;font-weight:600;margin:1.5rem 0 .25rem}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(10.5rem,1fr));gap:1.25rem 1.5rem;
+margin:1.25rem 0 0}
+.figures dt{color:var(--soft);font-size:.875rem}dd{margin:0}
+.figures dd:nth-child(2){font-size:1.75rem;line-height:1.3;font-weight:600}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));
+gap:1.25rem 2rem}
+figure{margin:0}svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
+text{fill:var(--soft)}text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
+.grid{stroke:var(--rule)}.slo{stroke:var(--limit);stroke-dasharray:5 3}
+polyline{fill:none;stroke-linejoin:round}.trail{stroke:var(--soft);opacity:.55}
+.here{stroke:var(--data)}text.here,text.limit{stroke:none}path.here{stroke-dasharray:1 3}
+.curve{stroke-width:1.5}.curve.here{stroke-width:2.25}.other{stroke:var(--soft)}text.other{stroke:none}
+.curve.limit{stroke:var(--limit)}
+circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}.valid{fill:var(--data);stroke:var(--data)}
+.unstable{stroke:var(--limit)}.ring{fill:none;stroke:var(--data)}
+.whisker{stroke:var(--data);stroke-width:1.25}.whisker.other{stroke:var(--soft)}
+.open{stroke-dasharray:2 2}
+.scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
+table{border-collapse:collapse;font-size:.875rem;min-width:100%}
+caption{text-align:left;padding-bottom:.3rem}
+th,td{padding:.35rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+thead th{color:var(--soft);font-weight:500;vertical-align:bottom}
+th:first-child,td:first-child{text-align:left;padding-left:0}tbody th{font-weight:600}
+.facts td,.facts th{white-space:normal;text-align:left;vertical-align:top}
+.facts tbody th{color:var(--soft);font-weight:500;white-space:nowrap}
+dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.25rem 0}
+dl.facts dt{color:var(--soft)}
+@media(max-width:30rem){body{padding:1.5rem 1rem 3rem}dl.facts{grid-template-columns:1fr}
+.figures{grid-template-columns:1fr 1fr}.facts tbody th{white-space:normal;width:6.5rem}}
+@media print{@page{margin:14mm}body{padding:0;max-width:none;font-size:9.5pt}
+h2,h3{break-after:avoid}figure,tr,.figures,dl.facts{break-inside:avoid}.scroll{overflow:visible}
+table{font-size:7.5pt}th,td{padding:.25rem .3rem}.charts{grid-template-columns:1fr 1fr}}
+"""
+
+READING = (
+    "TTFT: from the moment a request was due (not sent) to its first output. TPOT: time per "
+    "further token of a request. ITL: gap between successive output events. Percentiles are over "
+    "all offered requests; a failed one counts as infinitely late (inf). Intervals are 95%, from "
+    "order statistics; a dashed end or ~ means that the sample does not bound the percentile. "
+    "Goodput: offered rate times the share of requests that met every SLO.")
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """report.html. Pure; the figures are the summary's own."""
+    model = dig(summary, "setup", "model", 0, 0) or dig(summary, "target", "model") or "a model"
+    alerts = ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
+              "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
+    limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
+    if limited:
+        alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
+                      "their figures are not to be trusted.")
+    found = findings_list(summary)
+    cost = summary.get("cost")
+    sections = [
+        ("Latency against throughput", '<p class="note">One point for each offered rate. Filled: '
+         "VALID; hollow: not. Ring: the operating point. Bars: 95% intervals.</p>"
+         '<div class="charts">' + rate_chart(summary, "ttft_s", "TTFT")
+         + rate_chart(summary, "tpot_s", "TPOT") + "</div>" + runs_table(summary)
+         + (f'<p class="note">Cost: {esc(cost_text(summary))}</p>' if cost else "")
+         + parts_table(summary, "classes", "Classes") + parts_table(summary, "turns", "Turns")),
+        ("Verdicts and warnings", remarks(summary)),
+        ("Findings", found),
+        ("Distributions", '<div class="charts">' + "".join(
+            curve_chart(summary, key, name) for key, name in (
+                ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"))) + "</div>"
+         + latency_table(summary)),
+        ("Over time", '<div class="charts">' + "".join(
+            time_charts(summary, i) for i in drawn_runs(summary, 4)) + "</div>"),
+        ("Setup", table("What is not stated is not known", (), setup_rows(summary), "facts")),
+        ("How to read this", f"<p>{esc(READING)}</p>")]
+    body = "".join(f"<section><h2>{name}</h2>\n{inner}</section>\n" for name, inner in sections
+                   if inner)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        f"'unsafe-inline'\">\n<title>Load test of {esc(model)}</title>\n<style>{STYLE}</style>"
+        f"</head>\n<body>\n<header><h1>Load test of {esc(model)}</h1>\n"
+        f'<p class="sub">{esc(dig(summary, "target", "url"))}, '
+        f'{esc(dig(summary, "environment", "started"))}, {len(summary["runs"])} run'
+        f"{'s' * (len(summary['runs']) > 1)}</p>\n"
+        + "".join(f'<p class="alert">{esc(text)}</p>\n' for text in alerts)
+        + f"{lead(summary)}</header>\n<main>\n{body}</main>\n</body></html>\n")
+
+
+def with_infinities(value: Any) -> Any:
+    """What null_infinities wrote as "inf", as numbers again; labels and texts are left alone."""
+    if isinstance(value, dict):
+        return {key: inner if key in ("label", "error") else with_infinities(inner)
+                for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_infinities(inner) for inner in value]
+    return math.inf if value == "inf" else value
+
+
+def report_command(args: Any) -> int:
+    """--report DIR: the text again, and report.html; new facts and prices are saved there too."""
+    summary = read_json(os.path.join(args.report, "summary.json"))
+    try:
+        summary["runs"] = with_infinities(summary["runs"])
+        if args.metadata or args.deployed or args.gpu_price or "cost" not in summary:
+            summary["setup"] = setup_of(args, {}, summary.get("setup"))
+            conclude(summary, args)
+            why = save(args.report, "summary.json", summary)
+        else:
+            why = ""
+        text, html = render(summary), page(summary)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(f"{args.report}/summary.json is not one of loadgen's: {error!r}") from None
+    why = why or save(args.report, "report.html", html)
+    print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    if why:
+        print(f"loadgen: {why}", file=sys.stderr)
+    return 1 if why else 0
 
 
 # ---- 10. The engine ----------------------------------------------------------------------------
@@ -4743,6 +5549,7 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
         "id": server.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
         "root": server.model, "parent": None, "permission": [],
         "max_model_len": server.engine.profile.max_model_len}]},
+    "/version": lambda server: {"version": MOCK_VERSION},
     "/truth": lambda server: {  # of every request that has ended, stamped by perf_counter_ns()
         "clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
         "slips": server.slips, "requests": list(server.truths)},
@@ -4903,15 +5710,17 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     return model, ""
 
 
-def fetch(target: Target, wiring: Wiring, path: str) -> Tuple[str, bytes]:
+def fetch(target: Target, wiring: Wiring, path: str, limit_s: float = MODELS_S
+          ) -> Tuple[str, bytes]:
     """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
 
     Raises OSError or WireError.
     """
-    end_s = time.monotonic() + min(MODELS_S, 2 * wiring.timeouts.connect_s)
+    limit_s = min(limit_s, 2 * wiring.timeouts.connect_s)
+    end_s = time.monotonic() + limit_s
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
-        plain.settimeout(wiring.timeouts.connect_s)
+        plain.settimeout(min(limit_s, wiring.timeouts.connect_s))
         if wiring.address is None:
             raise OSError(wiring.dns_error)
         plain.connect(wiring.address)
@@ -5089,6 +5898,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
         "slo": slo._asdict(), "environment": environment(), "warmup": warm, "runs": []}
+    if args.deployed:
+        save(folder, "deploy.json", args.deployed)
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
         "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
@@ -5096,7 +5907,12 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         outcome = run_plan(plan, number, running, calibration, expected_s)
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids,
                                          running.unique))
-        unsaved = save(folder, "summary.json", summary) or unsaved
+        if number == 0:
+            summary["setup"] = setup_of(args, server_facts(running.target, wiring)
+                                        if any(r.ok for r in outcome.records) else {})
+        conclude(summary, args)
+        unsaved = (save(folder, "summary.json", summary)
+                   or save(folder, "report.html", page(summary)) or unsaved)
         if running.stop():
             break
     summary["unsaved"] = journal.failed or unsaved
@@ -5176,14 +5992,14 @@ def open_folder(path: Optional[str]) -> Optional[str]:
 
 
 def save(folder: Optional[str], name: str, value: Any) -> str:
-    """Write a JSON file whole or not at all; why it could not be, or ''."""
+    """Write a file, JSON or text, whole or not at all; why it could not be, or ''."""
     if folder is None:
         return ""
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
-            json.dump(null_infinities(value), file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(value if isinstance(value, str) else json.dumps(
+                null_infinities(value), indent=1, allow_nan=False) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -5208,6 +6024,8 @@ def run(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     if args.serve:
         return serve_command(args)
+    if args.report:
+        return report_command(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
         summary = measure(args, mock.url if mock else args.url)
