@@ -3652,7 +3652,8 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *conclusion_lines(summary), *setup_lines(summary)]
+    lines += ["", *setup_lines(summary)]
+    lines += fact_lines(summary)
     return "\n".join(lines)
 
 
@@ -3754,11 +3755,6 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     lines.append(f"       {client['workers']} worker(s), receive times from "
                  f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
-    setup = summary.get("setup") or {}
-    lines += [f"       {name}: {stated(facts)}" for name, facts in setup.items() if facts]
-    unknown = [name for name, facts in setup.items() if not facts]
-    if unknown:
-        lines.append(f"       not stated: {', '.join(unknown)} (--deployment FILE, --metadata K=V)")
     return lines
 
 
@@ -3779,7 +3775,10 @@ def null_infinities(value: Any) -> Any:
 
 NAMED = ("model", "precision", "gpu", "gpus", "engine", "version", "flags")  # setup, always said
 MOCK_VERSION = "loadgen's built-in engine"
-METERED_S = 2.0  # at most, to ask the server one thing about itself
+SERVED = ("max_model_len", "tp_size", "dtype", "quantization", "kv_cache_dtype", "cache_dtype",
+          "mem_fraction_static", "gpu_memory_utilization", "enable_prefix_caching", "block_size",
+          "num_gpu_blocks")  # what servers tell of their flags
+ASKED_S = 2.0  # at most, to ask the server one thing about itself
 
 
 def dig(value: Any, *keys: Any) -> Any:
@@ -3807,19 +3806,18 @@ def deployed(args: Any) -> Dict[str, Any]:
     return {}
 
 
-def server_facts(target: Target, wiring: Wiring) -> Dict[str, Any]:
-    """What the server says of itself: model, engine, version, flags; '' or absent if nothing.
+def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
+    """What the server says of itself: model, engine, version, flags, as far as it does.
 
     From the list of models, /version (vLLM, TensorRT-LLM), /server_info (SGLang) and the labels of
-    cache_config_info in /metrics (vLLM). Each is asked once, for METERED_S at most.
+    cache_config_info in /metrics (vLLM). Each is asked once, for ASKED_S at most.
     """
-    root = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else target.base_path
-    answers: Dict[str, bytes] = {}
-    for path in (f"{target.base_path}/models", f"{root}/version", f"{root}/metrics",
-                 f"{root}/server_info"):
+    root, answers = re.sub(r"/v1$", "", target.base_path), {}
+    for path in (f"{target.base_path}/models", *(f"{root}/{name}" for name in (
+            "version", "metrics", "server_info"))):
         with contextlib.suppress(WireError):
             try:
-                status, body = fetch(target, wiring, path, METERED_S)
+                status, body = fetch(target, wiring, path, ASKED_S)
             except OSError:
                 break
             answers[path.rpartition("/")[2]] = body if status == "200" else b""
@@ -3827,24 +3825,20 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, Any]:
         "models", "version", "server_info"))
     metrics = answers.get("metrics", b"").decode("utf-8", "replace")
     listed = dig(models, "data") if isinstance(dig(models, "data"), list) else []
-    mine: Any = next((m for m in listed if dig(m, "id") == target.model), dig(listed, 0))
-    release = dig(version, "version") or dig(info, "version")
-    engine = re.search(r"^(vllm|sglang|trtllm|llamacpp)[:_]", metrics, re.M)
+    mine = next((m for m in listed if dig(m, "id") == target.model), None)
+    owner, engine = dig(mine, "owned_by"), re.search(r"^(vllm|sglang|trtllm)[:_]", metrics, re.M)
     cache = re.search(r"^\w+:cache_config_info\{(.*)\}", metrics, re.M)
-    labels = dict(re.findall(r'(\w+)="([^"\\]*)"', cache.group(1))) if cache else {}
-    owner = dig(mine, "owned_by")
-    flags = {"max_model_len": dig(mine, "max_model_len"), **{key: labels.get(key) for key in (
-        "block_size", "num_gpu_blocks", "cache_dtype", "gpu_memory_utilization",
-        "enable_prefix_caching")}, **{key: dig(info, key) for key in (
-            "tp_size", "dtype", "quantization", "kv_cache_dtype", "mem_fraction_static")}}
+    labels = re.findall(r'(\w+)="([^"\\]*)"', cache[1]) if cache else ()
+    flags = {"max_model_len": dig(mine, "max_model_len"),
+             **(info if isinstance(info, Mapping) else {}), **dict(labels)}
+    names = dict.fromkeys(str(name) for name in (dig(mine, "id"), dig(mine, "root")) if name)
     facts = {
-        "model": " = ".join(dict.fromkeys(m for m in (dig(mine, "id"), dig(mine, "root"))
-                                          if isinstance(m, str))),
-        "engine": engine.group(1) if engine else owner if owner in (
+        "model": " = ".join(names), "engine": engine[1] if engine else owner if owner in (
             "vllm", "sglang", "llamacpp") else None,
-        "version": release,
-        "flags": ", ".join(f"{k} {v}" for k, v in flags.items() if v not in (None, "", "None"))}
-    if release == MOCK_VERSION:
+        "version": dig(version, "version") or dig(info, "version"),
+        "flags": ", ".join(f"{k} {flags[k]}" for k in SERVED if flags.get(k) not in (
+            None, "", "None"))}
+    if facts["version"] == MOCK_VERSION:
         facts.update(engine=MOCK_VERSION, version=None)
     return {key: printable(wiring.redacted(str(value)), 300) for key, value in facts.items()
             if value}
@@ -3937,18 +3931,19 @@ def conclude(summary: Dict[str, Any], args: Any) -> None:
         "per_1m_output": None if where is None else by_run[where]}
 
 
-def conclusion_lines(summary: Mapping[str, Any]) -> List[str]:
-    """The operating point and its price, as text."""
-    point, cost = summary.get("operating_point") or {}, summary.get("cost") or {}
-    lines, where = [], point.get("run")
-    if where is not None:
-        run = summary["runs"][where]
-        lines.append(f"OPERATE at {run_name(run)}: {optional(run['output_tok_s'], '{:.0f}')} "
-                     f"tok/s, ttft p99 {tail_ms(run['ttft_s'])}, tpot p99 {tail_ms(run['tpot_s'])} "
-                     "ms" + (f"; {point['note']}" if point["note"] else ""))
-    if cost:
-        lines.append(f"COST   {cost_text(summary)}")
-    return [*lines, ""] if lines else []
+def fact_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The facts of the setup, the operating point and its price, as text."""
+    facts, point = summary.get("setup") or {}, summary.get("operating_point") or {}
+    lines = [f"       {name}: {stated(told)}" for name, told in facts.items() if told]
+    unknown = [name for name, told in facts.items() if not told]
+    if unknown:
+        lines.append(f"       not stated: {', '.join(unknown)} (--deployment FILE, --metadata K=V)")
+    if point.get("run") is not None:
+        run = summary["runs"][point["run"]]
+        lines.append(f"POINT  {run_name(run)}: {optional(run['output_tok_s'], '{:.0f}')} tok/s, "
+                     f"ttft p99 {tail_ms(run['ttft_s'])}, tpot p99 {tail_ms(run['tpot_s'])} ms"
+                     + (f"; {point['note']}" if point["note"] else ""))
+    return lines + ([f"COST   {cost_text(summary)}"] if summary.get("cost") else [])
 
 
 def cost_text(summary: Mapping[str, Any]) -> str:
@@ -4025,7 +4020,7 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
     """From zero to past the highest value; logarithmic where asked and they span a decade."""
     shown = [v for v in values if 0 < v < math.inf] or [1.0]
     low, high = min(shown), max(shown)
-    ladder = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(
+    ladder = [m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(
         math.log10(high)) + 1) for m in (1, 2, 5)]
     if log and high > 12 * low:
         low, high = max(t for t in ladder if t <= low), min(t for t in ladder if t >= high)
@@ -4033,13 +4028,11 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
         if len(ticks) > 6:
             ticks = [t for t in ticks if f"{t:e}"[0] == "1"]
         return Axis(label, lambda v: math.log(max(v, low) / low) / math.log(high / low), ticks)
-    step = min(m * 10.0**e for e in range(-9, 16) for m in (1, 2, 5) if m * 10.0**e * 4.5 >= high)
-    top = step * math.ceil(high / step - 1e-9)
-    return Axis(label, lambda v: min(v, top) / top,
-                [step * i for i in range(round(top / step) + 1)])
+    step, top = min(t for t in ladder if t * 5 >= high), high * 1.04
+    return Axis(label, lambda v: v / top, [step * i for i in range(int(top / step) + 1)])
 
 
-WIDE, LEFT, RIGHT, TOP, FOOT = 440, 46, 14, 30, 36  # of a chart, in its own units
+WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
 
 
 def chart(title: str, desc: str, axes: Tuple[Axis, Axis],
@@ -4090,7 +4083,7 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
         spots = [(px(runs[i]["output_tok_s"]), py(min(s["p99"] / MS, MEGA**2)) if
                   s["p99"] < math.inf else TOP) for i, s in zip(order, spreads)]
-        taken = [(a - 7, b - 7, a + 7, b + 7) for a, b in spots]
+        taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
         if limit:
             level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
             yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
@@ -4100,7 +4093,7 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
         for i, s, (a, b) in zip(order, spreads, spots):
             run = runs[i]
             if i == where:
-                yield f'<path class="here" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
+                yield f'<path class="here guide" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
                 yield f'<circle class="ring" cx="{a}" cy="{b}" r="9"/>'
             if s["p99"] < math.inf and s["p99_low"] is not None:
                 high = s["p99_high"]
@@ -4166,7 +4159,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
               for i, s in shown}
     y = axis(f"{name}, ms", [v for line in points.values() for _, v in line]
              + [(s["p99_high"] or 0) / MS for _, s in shown], log=True)
-    span = 0.25 - math.log10(1 - top)
+    span = 0.4 - math.log10(1 - top)
     x = Axis("percentile of gaps" if key == "itl_s" else "percentile of requests",
              lambda q: -math.log10(1 - q) / span,
              [q for q in (0, 0.5, 0.9, 0.99, 0.999) if q <= top],
@@ -4174,7 +4167,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
 
     def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
         ends = []
-        for i, s in shown:
+        for k, (i, s) in enumerate(shown):
             kind = "here" if i == where or len(shown) == 1 else "other"
             if not points[i]:
                 continue
@@ -4184,11 +4177,12 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
                 if value is None or value == math.inf or low is None:
                     continue
                 bounded = high is not None and high < math.inf
-                a, b = px(share), py((high if bounded else value) / MS)
+                a, b = px(share) + 3 * k, py((high if bounded else value) / MS)
                 yield f'<path class="whisker {kind}" d="M{a} {py(low / MS)}V{b}"/>'
                 if not bounded:
-                    yield f'<path class="whisker open" d="M{a} {b}V{max(TOP - 8, b - 22)}"/>'
-            ends.append((py(points[i][-1][1]), px(points[i][-1][0]), i, kind))
+                    yield (f'<path class="whisker open {kind}" d="M{a} {b}V'
+                           f'{max(TOP - 8, b - 22)}"/>')
+            ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 3 * len(shown), i, kind))
         last = math.inf
         for level, across, i, kind in sorted(ends, reverse=True):
             last = min(level + 4, last - 13)
@@ -4257,17 +4251,14 @@ def runs_table(summary: Mapping[str, Any]) -> str:
 
 def latency_table(summary: Mapping[str, Any]) -> str:
     """Percentiles with their 95% intervals."""
-    rows = []
-    for i in drawn_runs(summary, 5):
-        run = summary["runs"][i]
-        for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"),
-                          ("chunk gap" if run["itl_is_chunk_gap"] else "ITL", "itl_s"),
-                          ("E2E", "e2e_s"), ("TTFT from sent", "ttft_from_sent_s")):
-            spot = ("runs", i, key)
-            rows.append([f"{run_name(run)} {name}", *(cell(summary, (*spot, p), in_ms) for p in (
-                "p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max"))])
-    return table("Latency, ms from due; intervals are 95%", (
-        "", "p50", "from", "to", "p90", "p99", "from", "to", "mean", "max"), rows)
+    places = ("p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max")
+    rows = [[f"{name} {run_name(summary['runs'][i])}",
+             *(cell(summary, ("runs", i, key, p), in_ms) for p in places)]
+            for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"),
+                              ("E2E", "e2e_s"), ("TTFT from sent", "ttft_from_sent_s"))
+            for i in drawn_runs(summary, 5)]
+    return table("Latency, ms from due; low and high bound a percentile with 95%",
+                 ("", *(p.replace("_", " ") for p in places)), rows)
 
 
 def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
@@ -4279,42 +4270,24 @@ def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
     rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
                                           for _, show, *path in shows)]
             for i, run in enumerate(summary["runs"])
-            for name in (run.get(key) if isinstance(run.get(key), Mapping) else ())]
+            for name, part in (run.get(key) or {}).items() if isinstance(part, Mapping)]
     return table(caption, ("", *(show[0] for show in shows)), rows) if rows else ""
 
 
-def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, Any]]:
-    """The setup statement, (fact, text) each."""
-    plan, target, warm = summary["plan"], summary["target"], summary["warmup"]
-    run, client, machine = summary["runs"][0], summary["runs"][0]["client"], summary["environment"]
+def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """The setup statement, (fact, text) each; the run's own clauses are the text report's."""
+    machine, runs = summary["environment"], summary["runs"]
     names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
-    amount = (f"{plan['num_requests']} requests" if plan["num_requests"] else
-              f"{optional(plan['duration_s'], '{:g}')} s window")
-    prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
-              if plan["shared_prefix_len"] else "no shared prefix")
-    cached = run["cached_tokens_mean"]
+    cached = [run["cached_tokens_mean"] for run in runs if run["cached_tokens_mean"] is not None]
+    said = re.sub(r"^SETUP|\n", ";", "\n".join(setup_lines(summary))).split(";")
     return [
         *((names.get(name, name), stated(facts)) for name, facts in (
             summary.get("setup") or dict.fromkeys(NAMED)).items()),
-        ("endpoint", f"{target['url']}, model {target['model']}"),
-        ("input length", f"{plan['lengths']['input']} tokens; counted by the server: "
-         f"{optional(run['input_tokens_mean'], '{:.1f}')} on average"),
-        ("output length", f"{plan['lengths']['output']} tokens, ignore_eos "
-         f"{'on' if target['ignore_eos'] else 'off'}; received: "
-         f"{optional(run['output_tokens_mean'], '{:.1f}')} on average"),
-        ("arrivals", f"{plan['arrival_process']}, {amount} a run"
-         + (f", at most {plan['concurrency']} in flight" if plan["concurrency"] else "")),
-        ("cache state", f"prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, {prefix}"
-         "; tokens from the cache: " + ("not told by the server" if cached is None
-                                      else f"{figure(cached)} a request")),
-        ("warm-up", f"{warm['requests']} requests, not counted"
-         + (f"; {warm['failed']} failed" if warm["failed"] else "")),
-        ("SLO", footnotes(summary, [], "")[0]),
-        ("seed", str(plan["seed"])), ("plan hash", plan["hash"].replace("+", ", ")),
+        ("sent", "\n".join(part.strip() for part in said if part.strip())),
+        ("cached prompt tokens", f"{figure(sum(cached) / len(cached))} a request, by the server"
+         if cached else "not stated by the server"),
         ("client", f"{machine['cpu'] or machine['machine']}, {machine['cores']} cores, Python "
-         f"{machine['python']}, {client['workers']} process(es); receive times from "
-         f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}"),
-        ("started", machine["started"])]
+         f"{machine['python']}"), ("started", machine["started"])]
 
 
 def lead(summary: Mapping[str, Any]) -> str:
@@ -4322,8 +4295,8 @@ def lead(summary: Mapping[str, Any]) -> str:
     runs, point = summary["runs"], summary.get("operating_point") or {}
     where, slo = point.get("run"), summary["slo"]
     i = where if where is not None else 0 if len(runs) == 1 else None
-    text = (f"Operating point: {run_name(runs[where])}" if where is not None
-            else f"No operating point: {point.get('note') or 'unknown'}")
+    text = (f"No operating point: {point.get('note') or 'unknown'}" if where is None
+            else f"Operating point: {run_name(runs[where])}".replace("/s", " requests/s"))
     search = summary.get("goodput_search") or {}
     if search.get("rate_rps"):
         text += (f". Goodput search: {figure(search['rate_rps'])}/s (95%: "
@@ -4340,8 +4313,9 @@ def lead(summary: Mapping[str, Any]) -> str:
         return f", SLO {slo[key] / MS:g} ms" if slo[key] else ""
 
     def bounds(key: str) -> str:
-        return f"95%: {in_ms(run[key]['p99_low'])} to {in_ms(run[key]['p99_high'])}".replace(
-            "to -", "not bounded above").replace("95%: - ", "95%: ? ")
+        low, high = (in_ms(run[key][f"p99_{end}"]) for end in ("low", "high"))
+        return f"95%: {low} to {high}" if high != "-" else f"95%: over {low}, no upper bound"
+
     low, high = run["attainment_interval"] or (None, None)
     facts = [("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
               f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"),
@@ -4389,7 +4363,7 @@ STYLE = """
 @media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;--bg:#16181c;--ink:#e6e7ea;
 --soft:#a5abb5;--rule:#343941;--data:#8ab6f9;--limit:#ff8f84}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:64rem;background:var(--bg);
+body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:68rem;background:var(--bg);
 color:var(--ink);font:1rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
 overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
 h1{font-size:1.6rem;line-height:1.25;margin:0 0 .3rem;letter-spacing:-.01em}
@@ -4406,23 +4380,23 @@ margin:1.25rem 0 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));
 gap:1.25rem 2rem}
 figure{margin:0}svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
-text{fill:var(--soft)}text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
+text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
 .grid{stroke:var(--rule)}.slo{stroke:var(--limit);stroke-dasharray:5 3}
 polyline{fill:none;stroke-linejoin:round}.trail{stroke:var(--soft);opacity:.55}
-.here{stroke:var(--data)}text.here,text.limit{stroke:none}path.here{stroke-dasharray:1 3}
-.curve{stroke-width:1.5}.curve.here{stroke-width:2.25}.other{stroke:var(--soft)}text.other{stroke:none}
+path.here,polyline.here{stroke:var(--data)}.guide{stroke-dasharray:1 3}
+.curve{stroke-width:1.5}.curve.here{stroke-width:2.25}path.other,polyline.other{stroke:var(--soft)}
 .curve.limit{stroke:var(--limit)}
 circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}.valid{fill:var(--data);stroke:var(--data)}
 .unstable{stroke:var(--limit)}.ring{fill:none;stroke:var(--data)}
-.whisker{stroke:var(--data);stroke-width:1.25}.whisker.other{stroke:var(--soft)}
-.open{stroke-dasharray:2 2}
+.whisker{stroke:var(--data);stroke-width:1.25}.open{stroke-dasharray:2 2}
 .scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
 table{border-collapse:collapse;font-size:.875rem;min-width:100%}
 caption{text-align:left;padding-bottom:.3rem}
-th,td{padding:.35rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 thead th{color:var(--soft);font-weight:500;vertical-align:bottom}
-th:first-child,td:first-child{text-align:left;padding-left:0}tbody th{font-weight:600}
-.facts td,.facts th{white-space:normal;text-align:left;vertical-align:top}
+th:first-child,td:first-child{text-align:left;padding-left:0}
+tbody th{font-weight:600;position:sticky;left:0;background:var(--bg)}
+.facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top}
 .facts tbody th{color:var(--soft);font-weight:500;white-space:nowrap}
 dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.25rem 0}
 dl.facts dt{color:var(--soft)}
@@ -4444,7 +4418,9 @@ READING = (
 def page(summary: Mapping[str, Any]) -> str:
     """report.html. Pure; the figures are the summary's own."""
     model = dig(summary, "setup", "model", 0, 0) or dig(summary, "target", "model") or "a model"
-    alerts = ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
+    alerts = ["SIMULATED on a virtual clock: nothing was measured."
+              ] if summary.get("simulated") else []
+    alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
               "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
     limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
     if limited:
