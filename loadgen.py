@@ -3059,7 +3059,7 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
-CURVE = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.965, 0.98, 0.985,
+CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.98, 0.985,
          0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
@@ -3388,7 +3388,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
         found[key] = spread_of(offered)
-        if key in ("ttft_s", "tpot_s"):
+        if key in ("ttft_s", "tpot_s", "e2e_s"):
             offered.sort()
             found[key]["curve"] = [percentile(offered, share) for share in CURVE]
         found[key]["successes"] = spread_of(ok)
@@ -3950,8 +3950,8 @@ def cost_text(summary: Mapping[str, Any]) -> str:
     """The price of output at the operating point, or why there is none."""
     cost = summary["cost"]
     if not cost["gpus"]:
-        return f"${cost['gpu_per_hour']:g} per GPU-hour; how many GPUs? --metadata gpus=N"
-    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:g}/h, all of it on the output tokens"
+        return f"${cost['gpu_per_hour']:.2f} per GPU-hour; how many GPUs? --metadata gpus=N"
+    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h, all of it on the output tokens"
     if cost["per_1m_output"] is None:
         return f"no operating point to price; {each}"
     return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
@@ -3968,7 +3968,7 @@ ESCAPED = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&qu
 
 def esc(text: Any) -> str:
     """Text for HTML: nothing in it is markup, no control or direction character survives."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}"
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
                    for c in str(text)).translate(ESCAPED)
 
 
@@ -3992,14 +3992,16 @@ def cell(summary: Mapping[str, Any], path: Tuple[Any, ...],
     return Cell("-" if value is None else show(value), path, value)
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
-    """An HTML table; a row is text and Cells, its first the row's head, scrolling if too wide."""
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "",
+          mark: Optional[int] = None) -> str:
+    """An HTML table, scrolling if too wide; a row is text and Cells, its first the row's head."""
     def one(tag: str, it: Any) -> str:
         shown = it if isinstance(it, Cell) else Cell(str(it))
         return f"<{tag}{shown.attributes()}>{esc(shown.text)}</{tag.split()[0]}>"
 
-    body = "".join("<tr>" + "".join(one("td" if i else 'th scope="row"', it)
-                                    for i, it in enumerate(row)) + "</tr>\n" for row in rows)
+    body = "".join(f"<tr{' class=mark' * (k == mark)}>" + "".join(
+        one("td" if i else 'th scope="row"', it) for i, it in enumerate(row)) + "</tr>\n"
+        for k, row in enumerate(rows))
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in heads)
     return (f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption)}">'
             f'<table class="{kind}"><caption>{esc(caption)}</caption>\n'
@@ -4025,7 +4027,7 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
     if log and high > 12 * low:
         low, high = max(t for t in ladder if t <= low), min(t for t in ladder if t >= high)
         ticks = [t for t in ladder if low <= t <= high]
-        if len(ticks) > 6:
+        if len(ticks) > 7:
             ticks = [t for t in ticks if f"{t:e}"[0] == "1"]
         return Axis(label, lambda v: math.log(max(v, low) / low) / math.log(high / low), ticks)
     step, top = min(t for t in ladder if t * 5 >= high), high * 1.04
@@ -4079,6 +4081,8 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     values = [v / MS for s in spreads for v in (s["p99"], s["p99_high"]) if v] + (
         [limit / MS] if limit else [])
     y = axis(f"{name} p99, ms", values, log=True)
+    if not any(v < math.inf for v in values):
+        y = y._replace(ticks=[])
 
     def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
         spots = [(px(runs[i]["output_tok_s"]), py(min(s["p99"] / MS, MEGA**2)) if
@@ -4102,7 +4106,8 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
                        f'{py(high / MS) if bounded else b}"/>')
                 if not bounded:
                     yield f'<path class="whisker open" d="M{a} {b}V{max(TOP - 8, b - 26)}"/>'
-            yield (f'<circle class="{esc(run["verdict"].lower())}" cx="{a}" cy="{b}" r="4.5"'
+            kind = "unstable" if s["p99"] == math.inf else run["verdict"].lower()
+            yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
                    f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
                    f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
                    f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
@@ -4162,8 +4167,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     span = 0.4 - math.log10(1 - top)
     x = Axis("percentile of gaps" if key == "itl_s" else "percentile of requests",
              lambda q: -math.log10(1 - q) / span,
-             [q for q in (0, 0.5, 0.9, 0.99, 0.999) if q <= top],
-             lambda q: f"p{100 * q:g}" if q else "min")
+             [q for q in (0.5, 0.9, 0.99, 0.999) if q <= top], lambda q: f"p{100 * q:g}")
 
     def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
         ends = []
@@ -4177,12 +4181,12 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
                 if value is None or value == math.inf or low is None:
                     continue
                 bounded = high is not None and high < math.inf
-                a, b = px(share) + 3 * k, py((high if bounded else value) / MS)
+                a, b = px(share) + 3 * (k - len(shown) // 2), py((high if bounded else value) / MS)
                 yield f'<path class="whisker {kind}" d="M{a} {py(low / MS)}V{b}"/>'
                 if not bounded:
                     yield (f'<path class="whisker open {kind}" d="M{a} {b}V'
                            f'{max(TOP - 8, b - 22)}"/>')
-            ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 3 * len(shown), i, kind))
+            ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 8, i, kind))
         last = math.inf
         for level, across, i, kind in sorted(ends, reverse=True):
             last = min(level + 4, last - 13)
@@ -4198,8 +4202,8 @@ def time_charts(summary: Mapping[str, Any], i: int) -> str:
     run = summary["runs"][i]
     flight = [tuple(p) for p in run.get("in_flight_series") or ()]
     server = [p for p in dig(run, "server", "series") or () if len(p) > 3 and p[0] is not None]
-    lines = [("in flight", flight, "here")] if flight else []
-    for at, name, kind in ((1, "running, by the server", "other"), (2, "waiting there", "limit")):
+    lines = [("client", flight, "here")] if flight else []
+    for at, name, kind in ((1, "server running", "other"), (2, "server waiting", "limit")):
         lines += [(name, [(p[0], p[at]) for p in server if p[at] is not None], kind)]
     used = [(p[0], 100 * p[3]) for p in server if p[3] is not None]
     found = ""
@@ -4245,7 +4249,9 @@ def runs_table(summary: Mapping[str, Any]) -> str:
         if costs:
             rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
     notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
-    return table("Runs", heads + ["per 1M output"] * bool(costs), rows) + "".join(
+    where = dig(summary, "operating_point", "run")
+    return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
+                 where) + "".join(
         f'<p class="note">{esc(line)}</p>\n' for line in notes)
 
 
@@ -4330,7 +4336,7 @@ def lead(summary: Mapping[str, Any]) -> str:
     if dig(summary, "cost", "per_1m_output_by_run", i) is not None:
         facts.append(("Per 1M output tokens", cell(
             summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
-            f"{summary['cost']['gpus']:g} GPUs at ${summary['cost']['gpu_per_hour']:g}/h"))
+            f"{summary['cost']['gpus']:g} GPUs at ${summary['cost']['gpu_per_hour']:.2f}/h"))
     return found + '<dl class="figures">' + "".join(
         f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
         f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
@@ -4395,6 +4401,7 @@ caption{text-align:left;padding-bottom:.3rem}
 th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 thead th{color:var(--soft);font-weight:500;vertical-align:bottom}
 th:first-child,td:first-child{text-align:left;padding-left:0}
+.mark *{font-weight:600;color:var(--data)}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--bg)}
 .facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top}
 .facts tbody th{color:var(--soft);font-weight:500;white-space:nowrap}
@@ -4429,8 +4436,9 @@ def page(summary: Mapping[str, Any]) -> str:
     found = findings_list(summary)
     cost = summary.get("cost")
     sections = [
-        ("Latency against throughput", '<p class="note">One point for each offered rate. Filled: '
-         "VALID; hollow: not. Ring: the operating point. Bars: 95% intervals.</p>"
+        ("Latency against throughput", '<p class="note">One point for each offered rate; hollow '
+         "where the run is not VALID, or p99 infinite because more than 1% failed. Ring: the "
+         "operating point. Bars: 95% intervals, dashed where the sample is too small.</p>"
          '<div class="charts">' + rate_chart(summary, "ttft_s", "TTFT")
          + rate_chart(summary, "tpot_s", "TPOT") + "</div>" + runs_table(summary)
          + (f'<p class="note">Cost: {esc(cost_text(summary))}</p>' if cost else "")
@@ -4439,7 +4447,8 @@ def page(summary: Mapping[str, Any]) -> str:
         ("Findings", found),
         ("Distributions", '<div class="charts">' + "".join(
             curve_chart(summary, key, name) for key, name in (
-                ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"))) + "</div>"
+                ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"), ("e2e_s", "E2E")))
+         + "</div>"
          + latency_table(summary)),
         ("Over time", '<div class="charts">' + "".join(
             time_charts(summary, i) for i in drawn_runs(summary, 4)) + "</div>"),
