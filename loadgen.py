@@ -333,9 +333,7 @@ def told(text: str) -> Tuple[str, str]:
     name, _, value = text.partition("=")
     if not name.strip() or not value.strip():
         raise UserError(f"{text!r} is no fact; write NAME=VALUE, such as gpu=h100 or gpus=2")
-    if name == "gpus":
-        whole(value)
-    return name.strip(), value.strip()
+    return name.strip(), str(whole(value.strip())) if name.strip() == "gpus" else value.strip()
 
 
 def range_ratio(text: str) -> Tuple[float, float]:
@@ -584,7 +582,7 @@ def settle(args: Any, pasted: bool) -> None:
                 limit / MS)
     for name in ("ttft", "tpot", "e2e"):
         limit = dig(args.deployed, "slo", f"{name}_s")
-        if getattr(args, f"slo_{name}_ms") is None and type(limit) in (int, float) and limit > 0:
+        if limit and getattr(args, f"slo_{name}_ms") is None:
             setattr(args, f"slo_{name}_ms", limit / MS)
     if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
@@ -3059,8 +3057,8 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
-CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.98, 0.985,
-         0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
+CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.98,
+         0.985, 0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
@@ -3796,13 +3794,18 @@ def dig(value: Any, *keys: Any) -> Any:
 def deployed(args: Any) -> Dict[str, Any]:
     """The deployment that the flags name, {} where none; a profile of --mock may be one too."""
     for path in (args.deployment, args.mock, vars(args).get("simulate")):
-        if path not in (None, DEFAULT_PROFILE):
-            found = read_json(path)
-            if isinstance(found.get("model"), dict) or isinstance(found.get("hardware"), dict):
-                return found
-            if args.deployment:
+        found = {} if path in (None, DEFAULT_PROFILE) else read_json(path)
+        if not isinstance(found.get("model"), dict):
+            if found and args.deployment:
                 raise UserError(f"--deployment {path} describes no deployment; capacity.py --save "
                                 "writes one")
+            continue
+        for keys in (("price", "gpu_per_hour"), ("hardware", "count"), ("slo", "ttft_s"),
+                     ("slo", "tpot_s"), ("slo", "e2e_s")):
+            value = dig(found, *keys)
+            if value is not None and not (type(value) in (int, float) and 0 < value < ABSURD):
+                raise UserError(f"{path}: {'.'.join(keys)} must be a number more than zero")
+        return found
     return {}
 
 
@@ -3813,31 +3816,30 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
     cache_config_info in /metrics (vLLM). Each is asked once, for ASKED_S at most.
     """
     root, answers = re.sub(r"/v1$", "", target.base_path), {}
-    for path in (f"{target.base_path}/models", *(f"{root}/{name}" for name in (
-            "version", "metrics", "server_info"))):
-        with contextlib.suppress(WireError):
-            try:
-                status, body = fetch(target, wiring, path, ASKED_S)
-            except OSError:
-                break
-            answers[path.rpartition("/")[2]] = body if status == "200" else b""
+    for path in (f"{target.base_path}/models", f"{root}/version", f"{root}/metrics",
+                 f"{root}/server_info"):
+        try:
+            status, body = fetch(target, wiring, path, ASKED_S)
+        except (OSError, WireError):
+            break
+        answers[path.rpartition("/")[2]] = body if status == "200" else b""
     models, version, info = (parsed(answers.get(name, b"")) for name in (
         "models", "version", "server_info"))
     metrics = answers.get("metrics", b"").decode("utf-8", "replace")
-    listed = dig(models, "data") if isinstance(dig(models, "data"), list) else []
-    mine = next((m for m in listed if dig(m, "id") == target.model), None)
+    listed = dig(models, "data")
+    mine = next((m for m in listed if dig(m, "id") == target.model), None) if isinstance(
+        listed, list) else None
     owner, engine = dig(mine, "owned_by"), re.search(r"^(vllm|sglang|trtllm)[:_]", metrics, re.M)
-    cache = re.search(r"^\w+:cache_config_info\{(.*)\}", metrics, re.M)
+    cache = re.search(r"^vllm:cache_config_info\{(.{,4000})", metrics, re.M)
     labels = re.findall(r'(\w+)="([^"\\]*)"', cache[1]) if cache else ()
     flags = {"max_model_len": dig(mine, "max_model_len"),
              **(info if isinstance(info, Mapping) else {}), **dict(labels)}
-    names = dict.fromkeys(str(name) for name in (dig(mine, "id"), dig(mine, "root")) if name)
+    names = dict.fromkeys(str(dig(mine, key)) for key in ("id", "root") if dig(mine, key))
     facts = {
-        "model": " = ".join(names), "engine": engine[1] if engine else owner if owner in (
-            "vllm", "sglang", "llamacpp") else None,
-        "version": dig(version, "version") or dig(info, "version"),
-        "flags": ", ".join(f"{k} {flags[k]}" for k in SERVED if flags.get(k) not in (
-            None, "", "None"))}
+        "model": " = ".join(names),
+        "engine": engine[1] if engine else owner if owner in ("vllm", "sglang", "llamacpp") else "",
+        "version": dig(version, "version") or dig(info, "version"), "flags": ", ".join(
+            f"{k} {flags[k]}" for k in SERVED if flags.get(k) not in (None, "", "None"))}
     if facts["version"] == MOCK_VERSION:
         facts.update(engine=MOCK_VERSION, version=None)
     return {key: printable(wiring.redacted(str(value)), 300) for key, value in facts.items()
@@ -3851,16 +3853,19 @@ def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, An
     Sources in the order in which they are believed: --metadata, the server, the deployment file.
     """
     d = args.deployed
-    limits = {**(dig(d, "hardware") or {}), **(dig(d, "step_time") or {})}
+
+    def listed(names: Sequence[str], *groups: str) -> str:
+        found = [(name, dig(d, group, name)) for group in groups for name in names]
+        return ", ".join(f"{name} {value}" for name, value in found if value is not None)
+
     planned = {
         "model": dig(d, "model", "id") or dig(d, "model", "name"),
-        "precision": ", ".join(f"{k} {v}" for k, v in (dig(d, "precision") or {}).items()),
+        "precision": listed(("weights", "kv", "compute"), "precision"),
         "gpu": dig(d, "hardware", "gpu"), "gpus": dig(d, "hardware", "count"),
-        "engine": dig(d, "engine"), "flags": ", ".join(
-            f"{name} {limits[name]}" for name in (
-                "tp", "pp", "dp", "ep", "util", "max_num_seqs", "max_num_batched_tokens",
-                "max_model_len", "prefix_caching") if limits.get(name) is not None),
-        "sized for": ", ".join(f"{k} {v}" for k, v in (dig(d, "lengths") or {}).items() if v)}
+        "engine": dig(d, "engine"), "flags": listed(
+            ("tp", "pp", "dp", "ep", "util", "max_num_seqs", "max_num_batched_tokens",
+             "max_model_len", "prefix_caching"), "hardware", "step_time"),
+        "sized for": listed(("input", "output", "shared_prefix"), "lengths")}
     facts: Dict[str, List[List[str]]] = {}
     for source, pairs in (("--metadata", args.metadata), ("server", said.items()),
                           ("deployment file", planned.items())):
@@ -3874,11 +3879,9 @@ def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, An
 
 def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
     """A fact with its sources, equal ones together; 'not stated'."""
-    told_by: Dict[str, List[str]] = {}
-    for value, source in facts or ():
-        told_by.setdefault(value, []).append(source)
-    return "; ".join(f"{value} ({', '.join(sources)})" for value, sources in told_by.items()
-                     ) or "not stated"
+    values = dict.fromkeys(value for value, _ in facts or ())
+    return "; ".join(f"{value} ({', '.join(by for v, by in facts or () if v == value)})"
+                     for value in values) or "not stated"
 
 
 def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
@@ -3890,26 +3893,26 @@ def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
     if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
         return None, "no SLO was given"
     limit = dig(summary, "goodput_search", "rate_rps") or math.inf
-    order = sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
+    order = by_rate(runs)
     met = {i for i in order if (runs[i]["attainment"] or 0) >= slo["attainment"]}
     good = [i for i in order if i in met and runs[i]["verdict"] == "VALID"
-            and offered_of(runs[i]) <= limit * 1.001]
+            and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
-        return None, (f"no run that is VALID met the SLO for {slo['attainment']:.0%} of its "
-                      "requests" + (f" at up to {figure(limit)}/s, the rate of the goodput search"
-                                    if limit < math.inf else ""))
-    notes = []
-    if (dig(runs[good[-1]], "attainment_interval", 0) or 0) < slo["attainment"]:
-        notes.append(f"{runs[good[-1]]['offered']} requests are too few to be sure of "
+        return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
+                      + f" at {figure(limit)}/s or less" * (limit < math.inf))
+    best, notes = good[-1], []
+    if runs[best]["attainment_interval"][0] < slo["attainment"]:
+        notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
                      f"{slo['attainment']:.0%}")
-    if set(order[:order.index(good[-1])]) - met:
+    if set(order[:order.index(best)]) - met:
         notes.append("a lower rate missed the target: measure again")
-    return good[-1], "; ".join(notes)
+    return best, "; ".join(notes)
 
 
-def offered_of(run: Mapping[str, Any]) -> float:
-    """The rate by which runs are ordered [1/s]: as asked, else as it came about."""
-    return float(run["rate_rps"] or run["offered_rate_rps"] or 0.0)
+def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
+    """Indices of the runs by the rate asked for, else the one that came about."""
+    return sorted(range(len(runs)), key=lambda i: float(
+        runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
 
 
 def conclude(summary: Dict[str, Any], args: Any) -> None:
@@ -4009,11 +4012,15 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kin
             + f"<tbody>{body}</tbody></table></div>\n")
 
 
+Place = Callable[[float], float]  # from a value to where it lies
+Marks = Callable[[Place, Place], Iterable[str]]
+
+
 class Axis(NamedTuple):
     """One axis of a chart: its label, where a value lies on it (0 to 1), its ticks."""
 
     label: str
-    place: Callable[[float], float]
+    place: Place
     ticks: List[float]
     show: Callable[[float], str] = figure
 
@@ -4037,9 +4044,7 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
 WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
 
 
-def chart(title: str, desc: str, axes: Tuple[Axis, Axis],
-          marks: Callable[[Callable[[float], float], Callable[[float], float]], Iterable[str]],
-          height: int = 250) -> str:
+def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: int = 250) -> str:
     """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
     x, y = axes
 
@@ -4071,12 +4076,23 @@ def polyline(points: Iterable[Tuple[float, float]], kind: str) -> str:
     return f'<polyline class="{kind}" points="{told}"/>'
 
 
+def whisker(across: float, spread: Mapping[str, Any], p: str, py: Place, kind: str) -> str:
+    """The 95% interval of a percentile; its upper end open and dashed where there is none."""
+    low, value, high = (spread.get(key) for key in (f"{p}_low", p, f"{p}_high"))
+    if low is None or value is None or value == math.inf:
+        return ""
+    bounded = high is not None and high < math.inf
+    end = py((high if bounded and high is not None else value) / MS)
+    told = f'<path class="whisker {kind}" d="M{across} {py(low / MS)}V{end}"/>'
+    return told if bounded else (f'{told}<path class="whisker open {kind}" d="M{across} {end}V'
+                                 f'{max(TOP - 8, end - 24)}"/>')
+
+
 def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     """The deliverable: a p99 over output tok/s, a point a run, SLO line, operating point."""
     runs, limit = summary["runs"], dig(summary, "slo", key)
     where = dig(summary, "operating_point", "run")
-    order = [i for i in sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
-             if runs[i]["output_tok_s"] and runs[i][key]["p99"] is not None]
+    order = [i for i in by_rate(runs) if runs[i]["output_tok_s"] and runs[i][key]["n"]]
     spreads = [runs[i][key] for i in order]
     values = [v / MS for s in spreads for v in (s["p99"], s["p99_high"]) if v] + (
         [limit / MS] if limit else [])
@@ -4084,9 +4100,9 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     if not any(v < math.inf for v in values):
         y = y._replace(ticks=[])
 
-    def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
-        spots = [(px(runs[i]["output_tok_s"]), py(min(s["p99"] / MS, MEGA**2)) if
-                  s["p99"] < math.inf else TOP) for i, s in zip(order, spreads)]
+    def marks(px: Place, py: Place) -> Iterator[str]:
+        spots = [(px(runs[i]["output_tok_s"]), TOP if s["p99"] == math.inf else py(s["p99"] / MS))
+                 for i, s in zip(order, spreads)]
         taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
         if limit:
             level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
@@ -4099,13 +4115,7 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
             if i == where:
                 yield f'<path class="here guide" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
                 yield f'<circle class="ring" cx="{a}" cy="{b}" r="9"/>'
-            if s["p99"] < math.inf and s["p99_low"] is not None:
-                high = s["p99_high"]
-                bounded = high is not None and high < math.inf
-                yield (f'<path class="whisker" d="M{a} {py(s["p99_low"] / MS)}V'
-                       f'{py(high / MS) if bounded else b}"/>')
-                if not bounded:
-                    yield f'<path class="whisker open" d="M{a} {b}V{max(TOP - 8, b - 26)}"/>'
+            yield whisker(a, s, "p99", py, "")
             kind = "unstable" if s["p99"] == math.inf else run["verdict"].lower()
             yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
                    f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
@@ -4120,34 +4130,34 @@ def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
                  (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
 
 
-def place_label(text: str, spot: Tuple[float, float],
-                taken: List[Tuple[float, float, float, float]], kind: str) -> str:
+Box = Tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def place_label(text: str, spot: Tuple[float, float], taken: List[Box], kind: str) -> str:
     """A label near a point, where it covers least of what is there already."""
-    wide, best = 6.4 * len(text) + 4, None
-    for dx, dy, anchor in ((0, -12, "middle"), (10, 4, "start"), (-10, 4, "end"),
-                           (0, 20, "middle"), (9, -10, "start"), (-9, -10, "end"),
-                           (9, 18, "start"), (0, -26, "middle"), (0, 34, "middle")):
-        x, y = spot[0] + dx, spot[1] + dy
-        left = x - wide * {"middle": 0.5, "start": 0.0, "end": 1.0}[anchor]
-        box = (left, y - 11, left + wide, y + 3)
-        cost = sum(max(0, min(box[2], b[2]) - max(box[0], b[0]))
-                   * max(0, min(box[3], b[3]) - max(box[1], b[1])) for b in taken)
-        cost += 1000 * (box[0] < LEFT or box[2] > WIDE or box[1] < 14 or box[3] > 250 - FOOT)
-        if best is None or cost < best[0]:
-            best = (cost, box, words(x, y, text, anchor, kind))
-    assert best is not None
-    taken.append(best[1])
-    return best[2]
+    wide = 6.4 * len(text) + 4
+    choices: List[Tuple[float, int, Box, str]] = []
+    for dx, dy, anchor, back in (
+            (0, -12, "middle", 0.5), (10, 4, "start", 0.0), (-10, 4, "end", 1.0),
+            (0, 20, "middle", 0.5), (9, -10, "start", 0.0), (-9, -10, "end", 1.0),
+            (9, 18, "start", 0.0), (0, 34, "middle", 0.5)):
+        left, y = spot[0] + dx - wide * back, spot[1] + dy
+        covered = sum(max(0, min(left + wide, b[2]) - max(left, b[0]))
+                      * max(0, min(y + 3, b[3]) - max(y - 11, b[1])) for b in taken)
+        outside = left < LEFT or left + wide > WIDE or y < 25 or y > 247 - FOOT
+        choices.append((covered + 1000 * outside, len(choices), (left, y - 11, left + wide, y + 3),
+                        words(spot[0] + dx, y, text, anchor, kind)))
+    _, _, box, told = min(choices)
+    taken.append(box)
+    return told
 
 
 def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
     """The runs to draw one by one: the ends, the operating point and its neighbours."""
-    runs, where = summary["runs"], dig(summary, "operating_point", "run")
-    order = sorted(range(len(runs)), key=lambda i: offered_of(runs[i]))
-    middle = order.index(where) if where is not None else len(order) // 2
-    near_first = sorted(range(len(order)), key=lambda k: (k not in (0, len(order) - 1), abs(
-        k - middle))) if len(order) > most else list(range(len(order)))
-    return [order[k] for k in sorted(near_first[:most])]
+    order, where = by_rate(summary["runs"]), dig(summary, "operating_point", "run")
+    last, middle = len(order) - 1, len(order) // 2 if where is None else order.index(where)
+    nearest = sorted(range(len(order)), key=lambda k: (k not in (0, last), abs(k - middle)))
+    return [order[k] for k in sorted(nearest[:most])]
 
 
 def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
@@ -4169,7 +4179,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
              lambda q: -math.log10(1 - q) / span,
              [q for q in (0.5, 0.9, 0.99, 0.999) if q <= top], lambda q: f"p{100 * q:g}")
 
-    def marks(px: Callable[[float], float], py: Callable[[float], float]) -> Iterator[str]:
+    def marks(px: Place, py: Place) -> Iterator[str]:
         ends = []
         for k, (i, s) in enumerate(shown):
             kind = "here" if i == where or len(shown) == 1 else "other"
@@ -4177,15 +4187,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
                 continue
             yield polyline([(px(q), py(v)) for q, v in points[i]], f"curve {kind}")
             for share, p in ((0.5, "p50"), (0.99, "p99")):
-                low, value, high = (s.get(k) for k in (f"{p}_low", p, f"{p}_high"))
-                if value is None or value == math.inf or low is None:
-                    continue
-                bounded = high is not None and high < math.inf
-                a, b = px(share) + 3 * (k - len(shown) // 2), py((high if bounded else value) / MS)
-                yield f'<path class="whisker {kind}" d="M{a} {py(low / MS)}V{b}"/>'
-                if not bounded:
-                    yield (f'<path class="whisker open {kind}" d="M{a} {b}V'
-                           f'{max(TOP - 8, b - 22)}"/>')
+                yield whisker(px(share) + 3 * (k - len(shown) // 2), s, p, py, kind)
             ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 8, i, kind))
         last = math.inf
         for level, across, i, kind in sorted(ends, reverse=True):
@@ -4199,33 +4201,30 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
 
 def time_charts(summary: Mapping[str, Any], i: int) -> str:
     """What was in flight over a run, beside the server's queue and KV use where they are known."""
-    run = summary["runs"][i]
-    flight = [tuple(p) for p in run.get("in_flight_series") or ()]
-    server = [p for p in dig(run, "server", "series") or () if len(p) > 3 and p[0] is not None]
-    lines = [("client", flight, "here")] if flight else []
-    for at, name, kind in ((1, "server running", "other"), (2, "server waiting", "limit")):
-        lines += [(name, [(p[0], p[at]) for p in server if p[at] is not None], kind)]
-    used = [(p[0], 100 * p[3]) for p in server if p[3] is not None]
-    found = ""
-    for title, drawn in ((f"{run_name(run)}: in flight", lines),
-                         (f"{run_name(run)}: KV cache in use", [("KV, %", used, "here")])):
-        drawn = [line for line in drawn if line[1]]
+    run, found = summary["runs"][i], ""
+    server = dig(run, "server", "series") or ()
+    told = [[(row[0], row[at]) for row in server if None not in (row[0], row[at])]
+            for at in (1, 2, 3)]
+    for title, lines in (
+            ("in flight", [("client", run.get("in_flight_series"), "here"),
+                           ("server running", told[0], "other"),
+                           ("server waiting", told[1], "limit")]),
+            ("KV cache in use, %", [("KV", [(t, 100 * share) for t, share in told[2]], "here")])):
+        drawn: List[Any] = [line for line in lines if line[1]]
         if not drawn:
             continue
-        axes = (axis("seconds", [p[0] for _, line, _ in drawn for p in line]),
-                axis(title, [p[1] for _, line, _ in drawn for p in line]))
 
-        def marks(px: Callable[[float], float], py: Callable[[float], float],
-                  drawn: Any = drawn) -> Iterator[str]:
-            at: float = WIDE - RIGHT
+        def marks(px: Place, py: Place, drawn: List[Any] = drawn) -> Iterator[str]:
+            across: float = WIDE - RIGHT
             for name, line, kind in reversed(drawn):
                 yield polyline([(px(a), py(b)) for a, b in line], f"curve {kind}")
-                if len(drawn) > 1:
-                    yield words(at, 12, name, "end", kind)
-                    at -= 6.2 * len(name) + 12
-        desc = "; ".join(f"{name}: mean {figure(sum(p[1] for p in line) / len(line))}, most "
-                         f"{figure(max(p[1] for p in line))}" for name, line, _ in drawn)
-        found += chart(title, desc, axes, marks, 170)
+                yield words(across, 12, name, "end", kind) if len(drawn) > 1 else ""
+                across -= 6.2 * len(name) + 12
+        desc = "; ".join(f"{name}: most {figure(max(p[1] for p in line))}"
+                         for name, line, _ in drawn)
+        axes = (axis("seconds", [p[0] for _, line, _ in drawn for p in line]),
+                axis(f"{run_name(run)}: {title}", [p[1] for _, line, _ in drawn for p in line]))
+        found += chart(axes[1].label, desc, axes, marks, 170)
     return found
 
 
@@ -4298,45 +4297,37 @@ def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
 
 def lead(summary: Mapping[str, Any]) -> str:
     """The answer first: the operating point and its figures."""
-    runs, point = summary["runs"], summary.get("operating_point") or {}
-    where, slo = point.get("run"), summary["slo"]
-    i = where if where is not None else 0 if len(runs) == 1 else None
-    text = (f"No operating point: {point.get('note') or 'unknown'}" if where is None
+    runs, slo, cost = summary["runs"], summary["slo"], summary.get("cost")
+    where, note = (dig(summary, "operating_point", key) for key in ("run", "note"))
+    text = (f"No operating point: {note or 'unknown'}" if where is None
             else f"Operating point: {run_name(runs[where])}".replace("/s", " requests/s"))
     search = summary.get("goodput_search") or {}
     if search.get("rate_rps"):
-        text += (f". Goodput search: {figure(search['rate_rps'])}/s (95%: "
-                 f"{optional(search.get('low_rps'), '{:.3g}')} to "
-                 f"{optional(search.get('high_rps'), '{:.3g}')})")
+        text += f". Goodput search: {figure(search['rate_rps'])}/s (95%: " + " to ".join(
+            optional(search.get(key), "{:.3g}") for key in ("low_rps", "high_rps")) + ")"
     found = f'<p class="answer">{esc(text)}</p>\n'
-    if where is not None and point["note"]:
-        found += f'<p class="note">{esc(point["note"])}</p>\n'
-    if i is None:
+    if where is not None and note:
+        found += f'<p class="note">{esc(note)}</p>\n'
+    if where is None and len(runs) > 1:
         return found
-    run = runs[i]
-
-    def limit(key: str) -> str:
-        return f", SLO {slo[key] / MS:g} ms" if slo[key] else ""
-
-    def bounds(key: str) -> str:
+    i = where or 0
+    run, facts = runs[i], []
+    facts.append(("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
+                  f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"))
+    for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
         low, high = (in_ms(run[key][f"p99_{end}"]) for end in ("low", "high"))
-        return f"95%: {low} to {high}" if high != "-" else f"95%: over {low}, no upper bound"
-
-    low, high = run["attainment_interval"] or (None, None)
-    facts = [("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
-              f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"),
-             ("TTFT p99, ms", cell(summary, ("runs", i, "ttft_s", "p99"), in_ms),
-              bounds("ttft_s") + limit("ttft_s")),
-             ("TPOT p99, ms", cell(summary, ("runs", i, "tpot_s", "p99"), in_ms),
-              bounds("tpot_s") + limit("tpot_s"))]
+        facts.append((f"{name} p99, ms", cell(summary, ("runs", i, key, "p99"), in_ms),
+                      (f"95%: {low} to {high}" if high != "-" else f"at least {low} with 95%")
+                      + (f", SLO {slo[key] / MS:g} ms" if slo[key] else "")))
     if run["attainment"] is not None:
-        facts.append(("Requests within SLO", cell(summary, ("runs", i, "attainment"),
-                                                  "{:.1%}".format),
-                      f"95%: {low:.1%} to {high:.1%}, target {slo['attainment']:.0%}"))
-    if dig(summary, "cost", "per_1m_output_by_run", i) is not None:
+        low, high = (f"{share:.1%}" for share in run["attainment_interval"])
+        facts.append(("Requests within SLO", cell(
+            summary, ("runs", i, "attainment"), "{:.1%}".format),
+            f"95%: {low} to {high}, target {slo['attainment']:.0%}"))
+    if cost and cost["gpus"]:
         facts.append(("Per 1M output tokens", cell(
             summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
-            f"{summary['cost']['gpus']:g} GPUs at ${summary['cost']['gpu_per_hour']:.2f}/h"))
+            f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h"))
     return found + '<dl class="figures">' + "".join(
         f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
         f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
@@ -4368,50 +4359,43 @@ STYLE = """
 :root{--bg:#fff;--ink:#1c1e22;--soft:#5a5f68;--rule:#dfe2e7;--data:#1a5cb8;--limit:#b3261e}
 @media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;--bg:#16181c;--ink:#e6e7ea;
 --soft:#a5abb5;--rule:#343941;--data:#8ab6f9;--limit:#ff8f84}}
-*{box-sizing:border-box}
+*{box-sizing:border-box}dd,figure{margin:0}
 body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:68rem;background:var(--bg);
 color:var(--ink);font:1rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
 overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
 h1{font-size:1.6rem;line-height:1.25;margin:0 0 .3rem;letter-spacing:-.01em}
 h2{font-size:1.1rem;margin:2.75rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--rule)}
-h3{font-size:1rem;margin:1.25rem 0 .25rem}
-p{margin:.4rem 0;max-width:44rem}ul{margin:.25rem 0;padding-left:1.2rem;max-width:48rem}
-.note,.sub,caption{color:var(--soft);font-size:.875rem}
+h3{font-size:1rem;margin:1.25rem 0 .25rem}p,ul{margin:.4rem 0;max-width:46rem}ul{padding:0 1.2rem}
+.note,caption,dt{color:var(--soft);font-size:.875rem}
 .alert{border-left:3px solid var(--limit);padding-left:.75rem}
 .answer{font-size:1.2rem;font-weight:600;margin:1.5rem 0 .25rem}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(10.5rem,1fr));gap:1.25rem 1.5rem;
-margin:1.25rem 0 0}
-.figures dt{color:var(--soft);font-size:.875rem}dd{margin:0}
+.figures,.charts{display:grid;gap:1.25rem 2rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
+.figures{grid-template-columns:repeat(auto-fit,minmax(10rem,1fr));margin:1.25rem 0 0}
 .figures dd:nth-child(2){font-size:1.75rem;line-height:1.3;font-weight:600}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));
-gap:1.25rem 2rem}
-figure{margin:0}svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
-text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
-.grid{stroke:var(--rule)}.slo{stroke:var(--limit);stroke-dasharray:5 3}
-polyline{fill:none;stroke-linejoin:round}.trail{stroke:var(--soft);opacity:.55}
-path.here,polyline.here{stroke:var(--data)}.guide{stroke-dasharray:1 3}
-.curve{stroke-width:1.5}.curve.here{stroke-width:2.25}path.other,polyline.other{stroke:var(--soft)}
-.curve.limit{stroke:var(--limit)}
-circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}.valid{fill:var(--data);stroke:var(--data)}
-.unstable{stroke:var(--limit)}.ring{fill:none;stroke:var(--data)}
-.whisker{stroke:var(--data);stroke-width:1.25}.open{stroke-dasharray:2 2}
+svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
+path,polyline{stroke:var(--data);fill:none;stroke-linejoin:round}path.grid{stroke:var(--rule)}
+.slo,polyline.limit,.unstable{stroke:var(--limit)}.slo{stroke-dasharray:5 3}
+.trail,path.other,polyline.other{stroke:var(--soft)}.trail{opacity:.55}.curve{stroke-width:1.5}
+.guide{stroke-dasharray:1 3}.open{stroke-dasharray:2 2}.curve.here{stroke-width:2.25}
+text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}
+text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
+circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}circle.unstable{stroke:var(--limit)}
+.valid,.ring{stroke:var(--data)}.valid{fill:var(--data)}.ring{fill:none}
 .scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
 table{border-collapse:collapse;font-size:.875rem;min-width:100%}
 caption{text-align:left;padding-bottom:.3rem}
 th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
-thead th{color:var(--soft);font-weight:500;vertical-align:bottom}
-th:first-child,td:first-child{text-align:left;padding-left:0}
+thead th,.facts th{color:var(--soft);font-weight:500;vertical-align:bottom}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--bg)}
 .mark *{font-weight:600;color:var(--data)}
-tbody th{font-weight:600;position:sticky;left:0;background:var(--bg)}
-.facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top}
-.facts tbody th{color:var(--soft);font-weight:500;white-space:nowrap}
+.facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top;min-width:6.5rem}
 dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.25rem 0}
-dl.facts dt{color:var(--soft)}
 @media(max-width:30rem){body{padding:1.5rem 1rem 3rem}dl.facts{grid-template-columns:1fr}
-.figures{grid-template-columns:1fr 1fr}.facts tbody th{white-space:normal;width:6.5rem}}
-@media print{@page{margin:14mm}body{padding:0;max-width:none;font-size:9.5pt}
+.figures{grid-template-columns:1fr 1fr}}
+@media print{@page{margin:14mm}body{padding:0;max-width:none;font-size:9.5pt}table{font-size:7.5pt}
 h2,h3{break-after:avoid}figure,tr,.figures,dl.facts{break-inside:avoid}.scroll{overflow:visible}
-table{font-size:7.5pt}th,td{padding:.25rem .3rem}.charts{grid-template-columns:1fr 1fr}}
+th,td{padding:.25rem .3rem}.charts{grid-template-columns:1fr 1fr}}
 """
 
 READING = (
@@ -4462,7 +4446,7 @@ def page(summary: Mapping[str, Any]) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
         f"'unsafe-inline'\">\n<title>Load test of {esc(model)}</title>\n<style>{STYLE}</style>"
         f"</head>\n<body>\n<header><h1>Load test of {esc(model)}</h1>\n"
-        f'<p class="sub">{esc(dig(summary, "target", "url"))}, '
+        f'<p class="note">{esc(dig(summary, "target", "url"))}, '
         f'{esc(dig(summary, "environment", "started"))}, {len(summary["runs"])} run'
         f"{'s' * (len(summary['runs']) > 1)}</p>\n"
         + "".join(f'<p class="alert">{esc(text)}</p>\n' for text in alerts)
@@ -4470,7 +4454,7 @@ def page(summary: Mapping[str, Any]) -> str:
 
 
 def with_infinities(value: Any) -> Any:
-    """What null_infinities wrote as "inf", as numbers again; labels and texts are left alone."""
+    """What null_infinities wrote as "inf", as numbers again; labels and messages are left alone."""
     if isinstance(value, dict):
         return {key: inner if key in ("label", "error") else with_infinities(inner)
                 for key, inner in value.items()}
@@ -4480,21 +4464,18 @@ def with_infinities(value: Any) -> Any:
 
 
 def report_command(args: Any) -> int:
-    """--report DIR: the text again, and report.html; new facts and prices are saved there too."""
-    summary = read_json(os.path.join(args.report, "summary.json"))
+    """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
+    path = os.path.join(args.report, "summary.json")
+    summary = read_json(path)
     try:
         summary["runs"] = with_infinities(summary["runs"])
-        if args.metadata or args.deployed or args.gpu_price or "cost" not in summary:
-            summary["setup"] = setup_of(args, {}, summary.get("setup"))
-            conclude(summary, args)
-            why = save(args.report, "summary.json", summary)
-        else:
-            why = ""
+        summary["setup"] = setup_of(args, {}, summary.get("setup"))
+        conclude(summary, args)
         text, html = render(summary), page(summary)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"{args.report}/summary.json is not one of loadgen's: {error!r}") from None
-    why = why or save(args.report, "report.html", html)
+        raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
     print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
     if why:
         print(f"loadgen: {why}", file=sys.stderr)
     return 1 if why else 0
