@@ -4058,10 +4058,10 @@ def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: 
             + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
     grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
     grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
-    key = f"c{zlib.crc32(title.encode()):x}"
+    drawn = "\n".join([f"{esc(desc)}</desc>", *grid, *marks(px, py)])
+    key = f"c{zlib.crc32(drawn.encode()):x}"
     return (f'<figure><svg viewBox="0 0 {WIDE} {height}" role="img" aria-labelledby="{key}t {key}d"'
-            f'><title id="{key}t">{esc(title)}</title><desc id="{key}d">{esc(desc)}</desc>\n'
-            + "\n".join([*grid, *marks(px, py)]) + "</svg></figure>\n")
+            f'><title id="{key}t">{esc(title)}</title><desc id="{key}d">{drawn}</svg></figure>\n')
 
 
 def words(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
