@@ -4346,13 +4346,16 @@ def remarks(summary: Mapping[str, Any]) -> str:
 
 
 def findings_list(summary: Mapping[str, Any]) -> str:
-    """What the symptoms point to."""
+    """What the symptoms point to, and the advice."""
+    found = summary.get("findings")
     rows = (("Evidence", "evidence"), ("Likely cause", "cause"), ("vLLM", "vllm"),
             ("SGLang", "sglang"), ("Term it moves", "term"))
     return "".join(
         f"<h3>{esc(it.get('symptom'))}</h3><dl class=\"facts\">" + "".join(
             f"<dt>{name}</dt><dd>{esc(it[key])}</dd>" for name, key in rows if it.get(key))
-        + "</dl>\n" for it in summary.get("findings") or () if isinstance(it, Mapping))
+        + "</dl>\n" for it in found or ()) + "".join(
+        f"<p>{esc(line)}</p>\n" for line in (
+            *["No symptom of the table shows."] * (found == []), *(summary.get("advice") or ())))
 
 
 STYLE = """
@@ -4446,7 +4449,7 @@ def page(summary: Mapping[str, Any]) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
         f"'unsafe-inline'\">\n<title>Load test of {esc(model)}</title>\n<style>{STYLE}</style>"
         f"</head>\n<body>\n<header><h1>Load test of {esc(model)}</h1>\n"
-        f'<p class="note">{esc(dig(summary, "target", "url"))}, '
+        f'<p class="note">{esc(dig(summary, "target", "url") or "no server")}, '
         f'{esc(dig(summary, "environment", "started"))}, {len(summary["runs"])} run'
         f"{'s' * (len(summary['runs']) > 1)}</p>\n"
         + "".join(f'<p class="alert">{esc(text)}</p>\n' for text in alerts)
@@ -5676,17 +5679,16 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     return model, ""
 
 
-def fetch(target: Target, wiring: Wiring, path: str, limit_s: float = MODELS_S
+def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
           ) -> Tuple[str, bytes]:
     """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
 
     Raises OSError or WireError.
     """
-    limit_s = min(limit_s, 2 * wiring.timeouts.connect_s)
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
-        plain.settimeout(min(limit_s, wiring.timeouts.connect_s))
+        plain.settimeout(min(most_s, wiring.timeouts.connect_s))
         if wiring.address is None:
             raise OSError(wiring.dns_error)
         plain.connect(wiring.address)
@@ -5875,7 +5877,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
                                          running.unique))
         if number == 0:
             summary["setup"] = setup_of(args, server_facts(running.target, wiring)
-                                        if any(r.ok for r in outcome.records) else {})
+                                        if summary["target"]["url"] and any(
+                                            r.ok for r in outcome.records) else {})
         conclude(summary, args)
         unsaved = (save(folder, "summary.json", summary)
                    or save(folder, "report.html", page(summary)) or unsaved)

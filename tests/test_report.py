@@ -247,6 +247,14 @@ class ThePage(unittest.TestCase):
         summary["runs"][0]["verdict"] = "CLIENT-LIMITED"
         self.assertIn("CLIENT-LIMITED at 2/s", self.page(summary).words)
 
+    def test_findings_and_advice_are_told_and_so_is_their_absence(self) -> None:
+        words = self.page(full()).words
+        for part in ("TTFT spikes", "900 ms at 32/s", "--max-num-seqs"):
+            self.assertIn(part, words)
+        healthy = {**full(), "findings": [], "advice": ["over-provisioned"]}
+        self.assertIn("No symptom of the table shows.\nover-provisioned", self.page(healthy).words)
+        self.assertNotIn("Findings", self.page(summary_of(*SWEEP)).words)
+
     def test_many_runs_are_drawn_by_their_ends_and_the_operating_point(self) -> None:
         runs = [run_of(rate, 0.1 if rate < 20 else 0.9) for rate in range(2, 32)]
         summary = summary_of(*runs)
@@ -482,7 +490,7 @@ class WhatTheServerSays(unittest.TestCase):
                                 ("sk-very-secret-key",))
         asked: List[str] = []
 
-        def fetch(target: Any, wiring: Any, path: str, limit_s: float) -> Tuple[str, bytes]:
+        def fetch(target: Any, wiring: Any, path: str, most_s: float) -> Tuple[str, bytes]:
             asked.append(path)
             body = answers.get(path, b"")
             if isinstance(body, Exception):
