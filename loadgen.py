@@ -361,6 +361,14 @@ def header(text: str) -> Tuple[str, str]:
     return name, value
 
 
+def told(text: str) -> Tuple[str, str]:
+    """A fact about the setup, as NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name.strip() or not value.strip():
+        raise UserError(f"{text!r} is no fact; write NAME=VALUE, such as gpu=h100 or gpus=2")
+    return name.strip(), str(whole(value.strip())) if name.strip() == "gpus" else value.strip()
+
+
 def range_ratio(text: str) -> Tuple[float, float]:
     """The spread of input and output lengths as vllm bench writes it: R, or JSON of both."""
     both = json_object(text) if text.startswith("{") else {"input": text, "output": text}
@@ -472,7 +480,14 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--gate", None, "", "exit 3 when attainment is below the target"),
     ),
     "output": (
-        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json"),
+        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json, report.html"),
+        Flag("--report", word, "DIR", "print the report of an earlier --out DIR again, and write "
+             "its report.html"),
+        Flag("--deployment", word, "FILE", "what is served, from capacity.py --save: for the setup "
+             "statement; its SLOs and price where no flag gives them"),
+        Flag("--metadata", told, "K=V", "one more fact for the setup statement (model, precision, "
+             "gpu, gpus, engine, version, flags, ...), may be repeated", nargs="append"),
+        Flag("--gpu-price", positive, "USD/H", "of one GPU: cost per 1M output tokens"),
         Flag("--json", None, "", "print summary.json instead of the table"),
     ),
     "mock engine": (
@@ -500,7 +515,7 @@ NO_MEANING = {
                      "--request-id-prefix", "--chat-template-kwargs",
                      "--probe-request-rate", "--lora-assignment", "--random-batch-size",
                      "--timeline-itl-thresholds"), 1),
-    **dict.fromkeys(("--metadata", "--lora-modules"), MANY)}
+    "--lora-modules": MANY}
 
 EXAMPLES = """examples:
   loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
@@ -548,7 +563,8 @@ def parse_args(argv: Sequence[str]) -> Any:
                     del options["const"]
             group.add_argument(*names, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
-    args.header = [pair for pairs in args.header for pair in pairs]
+    args.header, args.metadata = ([pair for pairs in given for pair in pairs]
+                                  for given in (args.header, args.metadata))
     settle(args, pasted)
     return args
 
@@ -623,11 +639,18 @@ def settle(args: Any, pasted: bool) -> None:
         raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
     if args.serve:
         return
+    args.deployed = deployed(args)
+    if args.report:
+        return
     if args.url is None and not own:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
     for name, limit in args.goodput or ():
         setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
                 limit / MS)
+    for name in ("ttft", "tpot", "e2e"):
+        limit = dig(args.deployed, "slo", f"{name}_s")
+        if limit and getattr(args, f"slo_{name}_ms") is None:
+            setattr(args, f"slo_{name}_ms", limit / MS)
     settle_traffic(args)
     if args.rate is None and not args.sweep and args.concurrency is None:
         if not pasted:
@@ -4401,6 +4424,8 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
+CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.98,
+         0.985, 0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
@@ -4541,6 +4566,7 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     low, high = binomial_ranks(int(n / effect), 0.99)
     return {"n": n, "mean": sum(us * c for us, c in bins.items()) * US / n, "p50": quantile(0.5),
             "p90": quantile(0.9), "p99": quantile(0.99), "max": ladder[-1] * US,
+            "curve": [quantile(share) for share in CURVE],
             "p99_low": at(round(low * effect)) if low else None,
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
@@ -4601,6 +4627,33 @@ def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional
     return held / (end_ns - start_ns)
 
 
+SERIES_BINS = 80
+
+
+def in_flight_series(records: Sequence[Record], start_ns: int) -> List[List[float]]:
+    """[[seconds from the run's start, mean in flight in the bin that ends there], ...]."""
+    end_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
+    width_ns = -(-(end_ns - start_ns) // SERIES_BINS)
+    if width_ns <= 0:
+        return []
+
+    def passed(stamps: List[int]) -> Callable[[int], int]:
+        """Of a moment: the sum of its distances from all the stamps before it [ns]."""
+        stamps.sort()
+        sums = [0, *itertools.accumulate(stamps)]
+
+        def at(now_ns: int) -> int:
+            before = bisect.bisect_right(stamps, now_ns)
+            return before * now_ns - sums[before]
+        return at
+
+    due, ended = (passed([t for t in stamps if t is not None]) for stamps in (
+        [r.due_ns for r in records], [r.end_ns for r in records]))
+    held = [due(t) - ended(t) for t in range(start_ns, end_ns + 2 * width_ns, width_ns)]
+    return [[(i + 1) * width_ns * NS, (b - a) / width_ns]
+            for i, (a, b) in enumerate(zip(held, held[1:SERIES_BINS + 1]))]
+
+
 def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
               ) -> Dict[str, Any]:
     """One run's summary, SI units; the keys of summary.json."""
@@ -4634,6 +4687,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     summary.update(tokens(everything, records, span, span_s))
     summary.update(latencies(records, good))
     summary.update(little(everything, records, span, rate))
+    summary["in_flight_series"] = in_flight_series(everything, start_ns)
     summary.update(input_error(good, token_ids, outcome.calibration))
     summary["classes"] = {c.name: part_of(
         [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
@@ -4739,6 +4793,9 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
         found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
+        if key in ("ttft_s", "tpot_s", "e2e_s"):
+            offered.sort()
+            found[key]["curve"] = [percentile(offered, share) for share in CURVE]
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
     events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
@@ -5474,7 +5531,7 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *finding_lines(summary), "", *setup_lines(summary)]
+    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary)]
     return "\n".join(lines)
 
 
@@ -5618,6 +5675,723 @@ def null_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [null_infinities(inner) for inner in value]
     return value
+
+
+# ---- 9b. The page ------------------------------------------------------------------------------
+# report.html: a pure function of the summary, one file that needs no network and no script. Each
+# figure from the summary carries its path in data-path and its value in data-value.
+
+NAMED = ("model", "precision", "gpu", "gpus", "engine", "version", "flags")  # setup, always said
+MOCK_VERSION = "loadgen's built-in engine"
+SERVED = ("max_model_len", "tp_size", "dtype", "quantization", "kv_cache_dtype", "cache_dtype",
+          "mem_fraction_static", "gpu_memory_utilization", "enable_prefix_caching", "block_size",
+          "num_gpu_blocks")  # what servers tell of their flags
+ASKED_S = 2.0  # at most, to ask the server one thing about itself
+
+
+def dig(value: Any, *keys: Any) -> Any:
+    """What lies under these keys and indices; None where nothing does."""
+    for key in keys:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def deployed(args: Any) -> Dict[str, Any]:
+    """The deployment that the flags name, {} where none; a profile of --mock may be one too."""
+    for path in (args.deployment, args.mock, vars(args).get("simulate")):
+        found = {} if path in (None, DEFAULT_PROFILE) else read_json(path)
+        if not isinstance(found.get("model"), dict):
+            if found and args.deployment:
+                raise UserError(f"--deployment {path} describes no deployment; capacity.py --save "
+                                "writes one")
+            continue
+        for keys in (("price", "gpu_per_hour"), ("hardware", "count"), ("slo", "ttft_s"),
+                     ("slo", "tpot_s"), ("slo", "e2e_s")):
+            value = dig(found, *keys)
+            if value is not None and not (type(value) in (int, float) and 0 < value < ABSURD):
+                raise UserError(f"{path}: {'.'.join(keys)} must be a number more than zero")
+        return found
+    return {}
+
+
+def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
+    """What the server says of itself: model, engine, version, flags, as far as it does.
+
+    From the list of models, /version (vLLM, TensorRT-LLM), /server_info (SGLang) and the labels of
+    cache_config_info in /metrics (vLLM). Each is asked once, for ASKED_S at most.
+    """
+    root, answers = re.sub(r"/v1$", "", target.base_path), {}
+    for path in (f"{target.base_path}/models", f"{root}/version", f"{root}/metrics",
+                 f"{root}/server_info"):
+        try:
+            status, body = fetch(target, wiring, path, ASKED_S)
+        except (OSError, WireError):
+            break
+        answers[path.rpartition("/")[2]] = body if status == "200" else b""
+    models, version, info = (parsed(answers.get(name, b"")) for name in (
+        "models", "version", "server_info"))
+    metrics = answers.get("metrics", b"").decode("utf-8", "replace")
+    listed = dig(models, "data")
+    mine = next((m for m in listed if dig(m, "id") == target.model), None) if isinstance(
+        listed, list) else None
+    owner, engine = dig(mine, "owned_by"), re.search(r"^(vllm|sglang|trtllm)[:_]", metrics, re.M)
+    cache = re.search(r"^vllm:cache_config_info\{(.{,4000})", metrics, re.M)
+    labels = re.findall(r'(\w+)="([^"\\]*)"', cache[1]) if cache else ()
+    flags = {"max_model_len": dig(mine, "max_model_len"),
+             **(info if isinstance(info, Mapping) else {}), **dict(labels)}
+    names = dict.fromkeys(str(dig(mine, key)) for key in ("id", "root") if dig(mine, key))
+    facts = {
+        "model": " = ".join(names),
+        "engine": engine[1] if engine else owner if owner in ("vllm", "sglang", "llamacpp") else "",
+        "version": dig(version, "version") or dig(info, "version"), "flags": ", ".join(
+            f"{k} {flags[k]}" for k in SERVED if flags.get(k) not in (None, "", "None"))}
+    if facts["version"] == MOCK_VERSION:
+        facts.update(engine=MOCK_VERSION, version=None)
+    return {key: printable(wiring.redacted(str(value)), 300) for key, value in facts.items()
+            if value}
+
+
+def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None
+             ) -> Dict[str, Any]:
+    """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
+
+    Sources in the order in which they are believed: --metadata, the server, the deployment file.
+    """
+    d = args.deployed
+
+    def listed(names: Sequence[str], *groups: str) -> str:
+        found = [(name, dig(d, group, name)) for group in groups for name in names]
+        return ", ".join(f"{name} {value}" for name, value in found if value is not None)
+
+    planned = {
+        "model": dig(d, "model", "id") or dig(d, "model", "name"),
+        "precision": listed(("weights", "kv", "compute"), "precision"),
+        "gpu": dig(d, "hardware", "gpu"), "gpus": dig(d, "hardware", "count"),
+        "engine": dig(d, "engine"), "flags": listed(
+            ("tp", "pp", "dp", "ep", "util", "max_num_seqs", "max_num_batched_tokens",
+             "max_model_len", "prefix_caching"), "hardware", "step_time"),
+        "sized for": listed(("input", "output", "shared_prefix"), "lengths")}
+    facts: Dict[str, List[List[str]]] = {}
+    for source, pairs in (("--metadata", args.metadata), ("server", said.items()),
+                          ("deployment file", planned.items())):
+        for name, value in pairs:
+            if value:
+                facts.setdefault(name, []).append([str(value), source])
+    for name, old in (known or {}).items():
+        facts[name] = facts.get(name, []) + [p for p in old or [] if p not in facts.get(name, [])]
+    return {name: facts.get(name) for name in dict.fromkeys((*NAMED, *facts))}
+
+
+def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
+    """A fact with its sources, equal ones together; 'not stated'."""
+    values = dict.fromkeys(value for value, _ in facts or ())
+    return "; ".join(f"{value} ({', '.join(by for v, by in facts or () if v == value)})"
+                     for value in values) or "not stated"
+
+
+def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
+    """(the run at which to operate, what to know about it or why there is none).
+
+    The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
+    """
+    slo, runs = summary["slo"], summary["runs"]
+    if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
+        return None, "no SLO was given"
+    limit = dig(summary, "goodput_search", "rate_rps") or math.inf
+    order = by_rate(runs)
+    met = {i for i in order if (runs[i]["attainment"] or 0) >= slo["attainment"]}
+    good = [i for i in order if i in met and runs[i]["verdict"] == "VALID"
+            and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
+    if not good:
+        return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
+                      + f" at {figure(limit)}/s or less" * (limit < math.inf))
+    best, notes = good[-1], []
+    if runs[best]["attainment_interval"][0] < slo["attainment"]:
+        notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
+                     f"{slo['attainment']:.0%}")
+    if set(order[:order.index(best)]) - met:
+        notes.append("a lower rate missed the target: measure again")
+    return best, "; ".join(notes)
+
+
+def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
+    """Indices of the runs by the rate asked for, else the one that came about."""
+    return sorted(range(len(runs)), key=lambda i: float(
+        runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
+
+
+def conclude(summary: Dict[str, Any], args: Any) -> None:
+    """Add operating_point and cost, as far as they are known, to the summary.
+
+    per_1m_output = gpu_per_hour * gpus / (output_tok_s * 3600) * 1e6, the whole bill on the output.
+    """
+    where, note = operating_point(summary)
+    summary["operating_point"] = {"run": where, "note": note}
+    price = (args.gpu_price or dig(args.deployed, "price", "gpu_per_hour")
+             or dig(summary, "cost", "gpu_per_hour"))
+    gpus = dig(summary, "setup", "gpus", 0, 0)
+    hourly = price * float(gpus) if price and gpus else None
+    by_run = [hourly / (run["output_tok_s"] * HOUR_S) * MEGA if hourly and run["output_tok_s"]
+              else None for run in summary["runs"]]
+    summary["cost"] = price and {
+        "gpu_per_hour": price, "gpus": float(gpus) if gpus else None, "per_hour": hourly,
+        "per_1m_output_by_run": by_run,
+        "per_1m_output": None if where is None else by_run[where]}
+
+
+def fact_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The facts of the setup, the operating point and its price, as text."""
+    facts, point = summary.get("setup") or {}, summary.get("operating_point") or {}
+    lines = [f"       {name}: {stated(told)}" for name, told in facts.items() if told]
+    unknown = [name for name, told in facts.items() if not told]
+    if unknown:
+        lines.append(f"       not stated: {', '.join(unknown)} (--deployment FILE, --metadata K=V)")
+    if point.get("run") is not None:
+        run = summary["runs"][point["run"]]
+        lines.append(f"POINT  {run_name(run)}: {optional(run['output_tok_s'], '{:.0f}')} tok/s, "
+                     f"ttft p99 {tail_ms(run['ttft_s'])}, tpot p99 {tail_ms(run['tpot_s'])} ms"
+                     + (f"; {point['note']}" if point["note"] else ""))
+    return lines + ([f"COST   {cost_text(summary)}"] if summary.get("cost") else [])
+
+
+def cost_text(summary: Mapping[str, Any]) -> str:
+    """The price of output at the operating point, or why there is none."""
+    cost = summary["cost"]
+    if not cost["gpus"]:
+        return f"${cost['gpu_per_hour']:.2f} per GPU-hour; how many GPUs? --metadata gpus=N"
+    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h, all of it on the output tokens"
+    if cost["per_1m_output"] is None:
+        return f"no operating point to price; {each}"
+    return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """A run by its load: 8/s, c=4, ..."""
+    return f"{run['label']}/s" if run["rate_rps"] else str(run["label"])
+
+
+ESCAPED = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;",
+           ord("'"): "&#39;"}
+
+
+def esc(text: Any) -> str:
+    """Text for HTML: nothing in it is markup, no control or direction character survives."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
+                   for c in str(text)).translate(ESCAPED)
+
+
+class Cell(NamedTuple):
+    """A figure of the summary: as shown, its path and its value."""
+
+    text: str
+    path: Tuple[Any, ...] = ()
+    value: Any = None
+
+    def attributes(self) -> str:
+        """Its path and value as JSON in data attributes."""
+        told = (esc(json.dumps(it)) for it in (self.path, null_infinities(self.value)))
+        return ' data-path="{}" data-value="{}"'.format(*told) if self.path else ""
+
+
+def cell(summary: Mapping[str, Any], path: Tuple[Any, ...],
+         show: Callable[[Any], str] = figure) -> Cell:
+    """The figure at a path, '-' where it is absent."""
+    value = dig(summary, *path)
+    return Cell("-" if value is None else show(value), path, value)
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "",
+          mark: Optional[int] = None) -> str:
+    """An HTML table, scrolling if too wide; a row is text and Cells, its first the row's head."""
+    def one(tag: str, it: Any) -> str:
+        shown = it if isinstance(it, Cell) else Cell(str(it))
+        return f"<{tag}{shown.attributes()}>{esc(shown.text)}</{tag.split()[0]}>"
+
+    body = "".join(f"<tr{' class=mark' * (k == mark)}>" + "".join(
+        one("td" if i else 'th scope="row"', it) for i, it in enumerate(row)) + "</tr>\n"
+        for k, row in enumerate(rows))
+    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in heads)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption)}">'
+            f'<table class="{kind}"><caption>{esc(caption)}</caption>\n'
+            + (f"<thead><tr>{head}</tr></thead>\n" if heads else "")
+            + f"<tbody>{body}</tbody></table></div>\n")
+
+
+Place = Callable[[float], float]  # from a value to where it lies
+Marks = Callable[[Place, Place], Iterable[str]]
+
+
+class Axis(NamedTuple):
+    """One axis of a chart: its label, where a value lies on it (0 to 1), its ticks."""
+
+    label: str
+    place: Place
+    ticks: List[float]
+    show: Callable[[float], str] = figure
+
+
+def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
+    """From zero to past the highest value; logarithmic where asked and they span a decade."""
+    shown = [v for v in values if 0 < v < math.inf] or [1.0]
+    low, high = min(shown), max(shown)
+    ladder = [m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(
+        math.log10(high)) + 1) for m in (1, 2, 5)]
+    if log and high > 12 * low:
+        low, high = max(t for t in ladder if t <= low), min(t for t in ladder if t >= high)
+        ticks = [t for t in ladder if low <= t <= high]
+        if len(ticks) > 7:
+            ticks = [t for t in ticks if f"{t:e}"[0] == "1"]
+        return Axis(label, lambda v: math.log(max(v, low) / low) / math.log(high / low), ticks)
+    step, top = min(t for t in ladder if t * 5 >= high), high * 1.04
+    return Axis(label, lambda v: v / top, [step * i for i in range(int(top / step) + 1)])
+
+
+WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
+
+
+def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: int = 250) -> str:
+    """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
+    x, y = axes
+
+    def px(value: float) -> float:
+        return round(LEFT + x.place(value) * (WIDE - LEFT - RIGHT), 1)
+
+    def py(value: float) -> float:
+        return round(height - FOOT - y.place(value) * (height - FOOT - TOP), 1)
+
+    grid = [f'<path class="grid" d="M{LEFT} {py(t)}H{WIDE - RIGHT}"/>'
+            + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
+    grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
+    grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
+    drawn = "\n".join([f"{esc(desc)}</desc>", *grid, *marks(px, py)])
+    key = f"c{zlib.crc32(drawn.encode()):x}"
+    return (f'<figure><svg viewBox="0 0 {WIDE} {height}" role="img" aria-labelledby="{key}t {key}d"'
+            f'><title id="{key}t">{esc(title)}</title><desc id="{key}d">{drawn}</svg></figure>\n')
+
+
+def words(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    """Text in a chart."""
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{esc(text)}'
+            "</text>")
+
+
+def polyline(points: Iterable[Tuple[float, float]], kind: str) -> str:
+    """A line through points in a chart's units."""
+    told = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline class="{kind}" points="{told}"/>'
+
+
+def whisker(across: float, spread: Mapping[str, Any], p: str, py: Place, kind: str) -> str:
+    """The 95% interval of a percentile; its upper end open and dashed where there is none."""
+    low, value, high = (spread.get(key) for key in (f"{p}_low", p, f"{p}_high"))
+    if low is None or value is None or value == math.inf:
+        return ""
+    bounded = high is not None and high < math.inf
+    end = py((high if bounded and high is not None else value) / MS)
+    told = f'<path class="whisker {kind}" d="M{across} {py(low / MS)}V{end}"/>'
+    return told if bounded else (f'{told}<path class="whisker open {kind}" d="M{across} {end}V'
+                                 f'{max(TOP - 8, end - 24)}"/>')
+
+
+def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The deliverable: a p99 over output tok/s, a point a run, SLO line, operating point."""
+    runs, limit = summary["runs"], dig(summary, "slo", key)
+    where = dig(summary, "operating_point", "run")
+    order = [i for i in by_rate(runs) if runs[i]["output_tok_s"] and runs[i][key]["n"]]
+    spreads = [runs[i][key] for i in order]
+    values = [v / MS for s in spreads for v in (s["p99"], s["p99_high"]) if v] + (
+        [limit / MS] if limit else [])
+    y = axis(f"{name} p99, ms", values, log=True)
+    if not any(v < math.inf for v in values):
+        y = y._replace(ticks=[])
+
+    def marks(px: Place, py: Place) -> Iterator[str]:
+        spots = [(px(runs[i]["output_tok_s"]), TOP if s["p99"] == math.inf else py(s["p99"] / MS))
+                 for i, s in zip(order, spreads)]
+        taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
+        if limit:
+            level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
+            yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
+            yield words(LEFT + 4, level - 5, text, "start", "limit")
+            taken.append((LEFT, level - 17, LEFT + 6 * len(text) + 10, level + 2))
+        yield polyline(spots, "trail")
+        for i, s, (a, b) in zip(order, spreads, spots):
+            run = runs[i]
+            if i == where:
+                yield f'<path class="here guide" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
+                yield f'<circle class="ring" cx="{a}" cy="{b}" r="9"/>'
+            yield whisker(a, s, "p99", py, "")
+            kind = "unstable" if s["p99"] == math.inf else run["verdict"].lower()
+            yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
+                   f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
+                   f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
+                   f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
+            label = run_name(run) + (" inf" if s["p99"] == math.inf else "")
+            yield place_label(label, (a, b), taken, "here" if i == where else "")
+
+    desc = "; ".join(f"{run_name(runs[i])}: {figure(runs[i]['output_tok_s'])} tok/s, "
+                     f"{tail_ms(runs[i][key])} ms, {runs[i]['verdict']}" for i in order)
+    return chart(f"{name} p99 by output rate", desc,
+                 (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
+
+
+Box = Tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def place_label(text: str, spot: Tuple[float, float], taken: List[Box], kind: str) -> str:
+    """A label near a point, where it covers least of what is there already."""
+    wide = 6.4 * len(text) + 4
+    choices: List[Tuple[float, int, Box, str]] = []
+    for dx, dy, anchor, back in (
+            (0, -12, "middle", 0.5), (10, 4, "start", 0.0), (-10, 4, "end", 1.0),
+            (0, 20, "middle", 0.5), (9, -10, "start", 0.0), (-9, -10, "end", 1.0),
+            (9, 18, "start", 0.0), (0, 34, "middle", 0.5)):
+        left, y = spot[0] + dx - wide * back, spot[1] + dy
+        covered = sum(max(0, min(left + wide, b[2]) - max(left, b[0]))
+                      * max(0, min(y + 3, b[3]) - max(y - 11, b[1])) for b in taken)
+        outside = left < LEFT or left + wide > WIDE or y < 25 or y > 247 - FOOT
+        choices.append((covered + 1000 * outside, len(choices), (left, y - 11, left + wide, y + 3),
+                        words(spot[0] + dx, y, text, anchor, kind)))
+    _, _, box, told = min(choices)
+    taken.append(box)
+    return told
+
+
+def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
+    """The runs to draw one by one: the ends, the operating point and its neighbours."""
+    order, where = by_rate(summary["runs"]), dig(summary, "operating_point", "run")
+    last, middle = len(order) - 1, len(order) // 2 if where is None else order.index(where)
+    nearest = sorted(range(len(order)), key=lambda k: (k not in (0, last), abs(k - middle)))
+    return [order[k] for k in sorted(nearest[:most])]
+
+
+def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The distribution of a latency by percentile, a line a run, 95% intervals at p50 and p99."""
+    where = dig(summary, "operating_point", "run")
+    shown = [(i, run[key]) for i, run in ((i, summary["runs"][i]) for i in drawn_runs(summary, 5))
+             if dig(run, key, "curve") and run[key]["n"]]
+    if not shown:
+        return ""
+    if key == "itl_s" and any(summary["runs"][i]["itl_is_chunk_gap"] for i, _ in shown):
+        name = "Chunk gap (several tokens an event)"
+    top = 0.999 if max(s["n"] for _, s in shown) >= 1000 else 0.99
+    points = {i: [(q, v / MS) for q, v in zip(CURVE, s["curve"]) if q <= top and v < math.inf]
+              for i, s in shown}
+    y = axis(f"{name}, ms", [v for line in points.values() for _, v in line]
+             + [(s["p99_high"] or 0) / MS for _, s in shown], log=True)
+    span = 0.4 - math.log10(1 - top)
+    x = Axis("percentile of gaps" if key == "itl_s" else "percentile of requests",
+             lambda q: -math.log10(1 - q) / span,
+             [q for q in (0.5, 0.9, 0.99, 0.999) if q <= top], lambda q: f"p{100 * q:g}")
+
+    def marks(px: Place, py: Place) -> Iterator[str]:
+        ends = []
+        for k, (i, s) in enumerate(shown):
+            kind = "here" if i == where or len(shown) == 1 else "other"
+            if not points[i]:
+                continue
+            yield polyline([(px(q), py(v)) for q, v in points[i]], f"curve {kind}")
+            for share, p in ((0.5, "p50"), (0.99, "p99")):
+                yield whisker(px(share) + 3 * (k - len(shown) // 2), s, p, py, kind)
+            ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 8, i, kind))
+        last = math.inf
+        for level, across, i, kind in sorted(ends, reverse=True):
+            last = min(level + 4, last - 13)
+            yield words(across + 5, last, run_name(summary["runs"][i]), "start", kind)
+
+    desc = "; ".join(f"{run_name(summary['runs'][i])}: p50 {in_ms(s['p50'])}, p90 "
+                     f"{in_ms(s['p90'])}, p99 {tail_ms(s)} ms" for i, s in shown)
+    return chart(f"{name} by percentile", desc, (x, y), marks)
+
+
+def time_charts(summary: Mapping[str, Any], i: int) -> str:
+    """What was in flight over a run, beside the server's queue and KV use where they are known."""
+    run, found = summary["runs"][i], ""
+    server = dig(run, "server", "series") or ()
+    told = [[(row[0], row[at]) for row in server if None not in (row[0], row[at])]
+            for at in (1, 2, 3)]
+    for title, lines in (
+            ("in flight", [("client", run.get("in_flight_series"), "here"),
+                           ("server running", told[0], "other"),
+                           ("server waiting", told[1], "limit")]),
+            ("KV cache in use, %", [("KV", [(t, 100 * share) for t, share in told[2]], "here")])):
+        drawn: List[Any] = [line for line in lines if line[1]]
+        if not drawn:
+            continue
+
+        def marks(px: Place, py: Place, drawn: List[Any] = drawn) -> Iterator[str]:
+            across: float = WIDE - RIGHT
+            for name, line, kind in reversed(drawn):
+                yield polyline([(px(a), py(b)) for a, b in line], f"curve {kind}")
+                yield words(across, 12, name, "end", kind) if len(drawn) > 1 else ""
+                across -= 6.2 * len(name) + 12
+        desc = "; ".join(f"{name}: most {figure(max(p[1] for p in line))}"
+                         for name, line, _ in drawn)
+        axes = (axis("seconds", [p[0] for _, line, _ in drawn for p in line]),
+                axis(f"{run_name(run)}: {title}", [p[1] for _, line, _ in drawn for p in line]))
+        found += chart(axes[1].label, desc, axes, marks, 170)
+    return found
+
+
+COLUMNS = {  # heads of TABLE: as the page has them, and the path in a run's summary
+    "rate": ("rate", "label"), "out tok/s": ("output tok/s", "output_tok_s"),
+    "goodput": ("goodput /s", "goodput_rps"), "ttft p50": ("TTFT p50", "ttft_s", "p50"),
+    "ttft p99": ("TTFT p99", "ttft_s", "p99"), "tpot p50": ("TPOT p50", "tpot_s", "p50"),
+    "tpot p99": ("TPOT p99", "tpot_s", "p99"), "offered": ("offered /s", "offered_rate_rps"),
+    "attain": ("attained", "attainment"), "fail": ("failed", "failures"),
+    "in flight": ("in flight", "in_flight_mean"), "verdict": ("verdict", "verdict")}
+
+
+def runs_table(summary: Mapping[str, Any]) -> str:
+    """The text report's table, with the cost of each run where it is known."""
+    columns = [c for c in TABLE if c.head in COLUMNS]
+    heads, rows = [COLUMNS[c.head][0] for c in columns], []
+    costs = dig(summary, "cost", "per_1m_output_by_run")
+    for i, run in enumerate(summary["runs"]):
+        rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
+                          dig(run, *COLUMNS[c.head][1:])) for c in columns])
+        if costs:
+            rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
+    notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
+    where = dig(summary, "operating_point", "run")
+    return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
+                 where) + "".join(
+        f'<p class="note">{esc(line)}</p>\n' for line in notes)
+
+
+def latency_table(summary: Mapping[str, Any]) -> str:
+    """Percentiles with their 95% intervals."""
+    places = ("p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max")
+    rows = [[f"{name} {run_name(summary['runs'][i])}",
+             *(cell(summary, ("runs", i, key, p), in_ms) for p in places)]
+            for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"),
+                              ("E2E", "e2e_s"), ("TTFT from sent", "ttft_from_sent_s"))
+            for i in drawn_runs(summary, 5)]
+    return table("Latency, ms from due; low and high bound a percentile with 95%",
+                 ("", *(p.replace("_", " ") for p in places)), rows)
+
+
+def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
+    """Classes or turns of every run that has them, one row each."""
+    shows: Tuple[Any, ...] = (
+        ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
+        *((f"{name.upper()} {p}", in_ms, f"{name}_s", p) for name in ("ttft", "tpot")
+          for p in ("p50", "p99")))
+    rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
+                                          for _, show, *path in shows)]
+            for i, run in enumerate(summary["runs"])
+            for name, part in (run.get(key) or {}).items() if isinstance(part, Mapping)]
+    return table(caption, ("", *(show[0] for show in shows)), rows) if rows else ""
+
+
+def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """The setup statement, (fact, text) each; the run's own clauses are the text report's."""
+    machine, runs = summary["environment"], summary["runs"]
+    names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
+    cached = [run["cached_tokens_mean"] for run in runs if run["cached_tokens_mean"] is not None]
+    said = re.sub(r"^SETUP|\n", ";", "\n".join(setup_lines(summary))).split(";")
+    return [
+        *((names.get(name, name), stated(facts)) for name, facts in (
+            summary.get("setup") or dict.fromkeys(NAMED)).items()),
+        ("sent", "\n".join(part.strip() for part in said if part.strip())),
+        ("cached prompt tokens", f"{figure(sum(cached) / len(cached))} a request, by the server"
+         if cached else "not stated by the server"),
+        ("client", f"{machine['cpu'] or machine['machine']}, {machine['cores']} cores, Python "
+         f"{machine['python']}"), ("started", machine["started"])]
+
+
+def lead(summary: Mapping[str, Any]) -> str:
+    """The answer first: the operating point and its figures."""
+    runs, slo, cost = summary["runs"], summary["slo"], summary.get("cost")
+    where, note = (dig(summary, "operating_point", key) for key in ("run", "note"))
+    text = (f"No operating point: {note or 'unknown'}" if where is None
+            else f"Operating point: {run_name(runs[where])}".replace("/s", " requests/s"))
+    search = summary.get("goodput_search") or {}
+    if search.get("rate_rps"):
+        text += f". Goodput search: {figure(search['rate_rps'])}/s (95%: " + " to ".join(
+            optional(search.get(key), "{:.3g}") for key in ("low_rps", "high_rps")) + ")"
+    found = f'<p class="answer">{esc(text)}</p>\n'
+    if where is not None and note:
+        found += f'<p class="note">{esc(note)}</p>\n'
+    if where is None and len(runs) > 1:
+        return found
+    i = where or 0
+    run, facts = runs[i], []
+    facts.append(("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
+                  f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"))
+    for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
+        low, high = (in_ms(run[key][f"p99_{end}"]) for end in ("low", "high"))
+        facts.append((f"{name} p99, ms", cell(summary, ("runs", i, key, "p99"), in_ms),
+                      (f"95%: {low} to {high}" if high != "-" else f"at least {low} with 95%")
+                      + (f", SLO {slo[key] / MS:g} ms" if slo[key] else "")))
+    if run["attainment"] is not None:
+        low, high = (f"{share:.1%}" for share in run["attainment_interval"])
+        facts.append(("Requests within SLO", cell(
+            summary, ("runs", i, "attainment"), "{:.1%}".format),
+            f"95%: {low} to {high}, target {slo['attainment']:.0%}"))
+    if cost and cost["gpus"]:
+        facts.append(("Per 1M output tokens", cell(
+            summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
+            f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h"))
+    return found + '<dl class="figures">' + "".join(
+        f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
+        f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
+
+
+def remarks(summary: Mapping[str, Any]) -> str:
+    """Verdicts with their reasons, warnings and failures, a paragraph a run that has any."""
+    found = ""
+    for run in summary["runs"]:
+        lines = [*run["reasons"], *(f"warning: {w}" for w in run["warnings"]),
+                 *(f"{e['count']} x {e['class']}: {e['error']}" for e in run["errors"])]
+        if lines or run["verdict"] != "VALID":
+            found += (f"<h3>{esc(run_name(run))}: {esc(run['verdict'])}</h3><ul>"
+                      + "".join(f"<li>{esc(line)}</li>" for line in lines) + "</ul>\n")
+    return found or "<p>Every run is VALID, without warnings or failures.</p>\n"
+
+
+def findings_list(summary: Mapping[str, Any]) -> str:
+    """What the symptoms point to, and the advice."""
+    found = summary.get("findings")
+    rows = (("Evidence", "evidence"), ("Likely cause", "cause"), ("vLLM", "vllm"),
+            ("SGLang", "sglang"), ("Term it moves", "term"))
+    return "".join(
+        f"<h3>{esc(it.get('symptom'))}</h3><dl class=\"facts\">" + "".join(
+            f"<dt>{name}</dt><dd>{esc(it[key])}</dd>" for name, key in rows if it.get(key))
+        + "</dl>\n" for it in found or ()) + "".join(
+        f"<p>{esc(line)}</p>\n" for line in (
+            *["No symptom of the table shows."] * (found == []), *(summary.get("advice") or ())))
+
+
+STYLE = """
+:root{--bg:#fff;--ink:#1c1e22;--soft:#5a5f68;--rule:#dfe2e7;--data:#1a5cb8;--limit:#b3261e}
+@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;--bg:#16181c;--ink:#e6e7ea;
+--soft:#a5abb5;--rule:#343941;--data:#8ab6f9;--limit:#ff8f84}}
+*{box-sizing:border-box}dd,figure{margin:0}
+body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:68rem;background:var(--bg);
+color:var(--ink);font:1rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
+overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
+h1{font-size:1.6rem;line-height:1.25;margin:0 0 .3rem;letter-spacing:-.01em}
+h2{font-size:1.1rem;margin:2.75rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--rule)}
+h3{font-size:1rem;margin:1.25rem 0 .25rem}p,ul{margin:.4rem 0;max-width:46rem}ul{padding:0 1.2rem}
+.note,caption,dt{color:var(--soft);font-size:.875rem}
+.alert{border-left:3px solid var(--limit);padding-left:.75rem}
+.answer{font-size:1.2rem;font-weight:600;margin:1.5rem 0 .25rem}
+.figures,.charts{display:grid;gap:1.25rem 2rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
+.figures{grid-template-columns:repeat(auto-fit,minmax(10rem,1fr));margin:1.25rem 0 0}
+.figures dd:nth-child(2){font-size:1.75rem;line-height:1.3;font-weight:600}
+svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
+path,polyline{stroke:var(--data);fill:none;stroke-linejoin:round}path.grid{stroke:var(--rule)}
+.slo,polyline.limit,.unstable{stroke:var(--limit)}.slo{stroke-dasharray:5 3}
+.trail,path.other,polyline.other{stroke:var(--soft)}.trail{opacity:.55}.curve{stroke-width:1.5}
+.guide{stroke-dasharray:1 3}.open{stroke-dasharray:2 2}.curve.here{stroke-width:2.25}
+text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}
+text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
+circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}circle.unstable{stroke:var(--limit)}
+.valid,.ring{stroke:var(--data)}.valid{fill:var(--data)}.ring{fill:none}
+.scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
+table{border-collapse:collapse;font-size:.875rem;min-width:100%}
+caption{text-align:left;padding-bottom:.3rem}
+th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+thead th,.facts th{color:var(--soft);font-weight:500;vertical-align:bottom}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--bg)}
+.mark *{font-weight:600;color:var(--data)}
+.facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top;min-width:6.5rem}
+dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.25rem 0}
+@media(max-width:30rem){body{padding:1.5rem 1rem 3rem}dl.facts{grid-template-columns:1fr}
+.figures{grid-template-columns:1fr 1fr}}
+@media print{@page{margin:14mm}body{padding:0;max-width:none;font-size:9.5pt}table{font-size:7.5pt}
+h2,h3{break-after:avoid}figure,tr,.figures,dl.facts{break-inside:avoid}.scroll{overflow:visible}
+th,td{padding:.25rem .3rem}.charts{grid-template-columns:1fr 1fr}}
+"""
+
+READING = (
+    "TTFT: from the moment a request was due (not sent) to its first output. TPOT: time per "
+    "further token of a request. ITL: gap between successive output events. Percentiles are over "
+    "all offered requests; a failed one counts as infinitely late (inf). Intervals are 95%, from "
+    "order statistics; a dashed end or ~ means that the sample does not bound the percentile. "
+    "Goodput: offered rate times the share of requests that met every SLO.")
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """report.html. Pure; the figures are the summary's own."""
+    model = dig(summary, "setup", "model", 0, 0) or dig(summary, "target", "model") or "a model"
+    alerts = ["SIMULATED on a virtual clock: nothing was measured."
+              ] if summary.get("simulated") else []
+    alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
+              "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
+    limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
+    if limited:
+        alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
+                      "their figures are not to be trusted.")
+    found = findings_list(summary)
+    cost = summary.get("cost")
+    sections = [
+        ("Latency against throughput", '<p class="note">One point for each offered rate; hollow '
+         "where the run is not VALID, or p99 infinite because more than 1% failed. Ring: the "
+         "operating point. Bars: 95% intervals, dashed where the sample is too small.</p>"
+         '<div class="charts">' + rate_chart(summary, "ttft_s", "TTFT")
+         + rate_chart(summary, "tpot_s", "TPOT") + "</div>" + runs_table(summary)
+         + (f'<p class="note">Cost: {esc(cost_text(summary))}</p>' if cost else "")
+         + parts_table(summary, "classes", "Classes") + parts_table(summary, "turns", "Turns")),
+        ("Verdicts and warnings", remarks(summary)),
+        ("Findings", found),
+        ("Distributions", '<div class="charts">' + "".join(
+            curve_chart(summary, key, name) for key, name in (
+                ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"), ("e2e_s", "E2E")))
+         + "</div>"
+         + latency_table(summary)),
+        ("Over time", '<div class="charts">' + "".join(
+            time_charts(summary, i) for i in drawn_runs(summary, 4)) + "</div>"),
+        ("Setup", table("What is not stated is not known", (), setup_rows(summary), "facts")),
+        ("How to read this", f"<p>{esc(READING)}</p>")]
+    body = "".join(f"<section><h2>{name}</h2>\n{inner}</section>\n" for name, inner in sections
+                   if inner)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        f"'unsafe-inline'\">\n<title>Load test of {esc(model)}</title>\n<style>{STYLE}</style>"
+        f"</head>\n<body>\n<header><h1>Load test of {esc(model)}</h1>\n"
+        f'<p class="note">{esc(dig(summary, "target", "url") or "no server")}, '
+        f'{esc(dig(summary, "environment", "started"))}, {len(summary["runs"])} run'
+        f"{'s' * (len(summary['runs']) > 1)}</p>\n"
+        + "".join(f'<p class="alert">{esc(text)}</p>\n' for text in alerts)
+        + f"{lead(summary)}</header>\n<main>\n{body}</main>\n</body></html>\n")
+
+
+def with_infinities(value: Any) -> Any:
+    """What null_infinities wrote as "inf", as numbers again; labels and messages are left alone."""
+    if isinstance(value, dict):
+        return {key: inner if key in ("label", "error") else with_infinities(inner)
+                for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_infinities(inner) for inner in value]
+    return math.inf if value == "inf" else value
+
+
+def report_command(args: Any) -> int:
+    """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
+    path = os.path.join(args.report, "summary.json")
+    summary = read_json(path)
+    try:
+        summary["runs"] = with_infinities(summary["runs"])
+        summary["setup"] = setup_of(args, {}, summary.get("setup"))
+        conclude(summary, args)
+        text, html = render(summary), page(summary)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
+    print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
+    if why:
+        print(f"loadgen: {why}", file=sys.stderr)
+    return 1 if why else 0
 
 
 # ---- 10. The engine ----------------------------------------------------------------------------
@@ -6988,6 +7762,7 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
         "id": server.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
         "root": server.model, "parent": None, "permission": [],
         "max_model_len": server.engine.profile.max_model_len}]},
+    "/version": lambda server: {"version": MOCK_VERSION},
     "/truth": lambda server: {  # of every request that has ended, stamped by perf_counter_ns()
         "clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
         "slips": server.slips, "requests": list(server.truths)},
@@ -7349,6 +8124,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         "runs": []}
     if simulated:
         summary["target"]["url"] = None
+    if args.deployed:
+        save(folder, "deploy.json", args.deployed)
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
         "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
@@ -7358,7 +8135,13 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
         summary["findings"], summary["advice"] = findings(summary), advice(summary)
-        unsaved = save(folder, "summary.json", summary) or unsaved
+        if number == 0:
+            summary["setup"] = setup_of(args, server_facts(running.target, wiring)
+                                        if summary["target"]["url"] and any(
+                                            r.ok for r in outcome.records) else {})
+        conclude(summary, args)
+        unsaved = (save(folder, "summary.json", summary)
+                   or save(folder, "report.html", page(summary)) or unsaved)
         if running.stop():
             break
     if running.scraper:
@@ -7457,14 +8240,14 @@ def open_folder(path: Optional[str]) -> Optional[str]:
 
 
 def save(folder: Optional[str], name: str, value: Any) -> str:
-    """Write a JSON file whole or not at all; why it could not be, or ''."""
+    """Write a file, JSON or text, whole or not at all; why it could not be, or ''."""
     if folder is None:
         return ""
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
-            json.dump(null_infinities(value), file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(value if isinstance(value, str) else json.dumps(
+                null_infinities(value), indent=1, allow_nan=False) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -7491,6 +8274,8 @@ def run(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     if args.serve:
         return serve_command(args)
+    if args.report:
+        return report_command(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
         summary = measure(args, mock.url if mock else args.url or "http://simulated")

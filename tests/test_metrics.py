@@ -322,7 +322,8 @@ def source(url: str, metrics_url: Optional[str] = None, no_metrics: bool = False
         url=url, metrics_url=metrics_url, no_metrics=no_metrics, endpoint=None, api_key="sk-secret",
         header=[], extra_body=None, served_model_name=None, model="m", no_ignore_eos=False,
         connect_timeout=1.0, first_output_timeout=9.0, stall_timeout=9.0, timeout=9.0, proxy=None,
-        ca_file=None, insecure=False, prompts=None, turns=None, simulate=None, **dict.fromkeys(loadgen.SAMPLING))
+        ca_file=None, insecure=False, prompts=None, turns=None, simulate=None,
+        **dict.fromkeys(loadgen.SAMPLING))
     target = loadgen.target_of(args, url)
     return loadgen.metrics_source(args, target, loadgen.wiring_of(args, target))
 
