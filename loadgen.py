@@ -4986,8 +4986,8 @@ COMPAT_WHY = (
     "TTFT: vLLM's ends with the first chunk, a role without text too; the others' with output",
     "TPOT: (E2E - TTFT) / (n_out - 1) for all; vLLM's E2E ends with the last chunk, text or not",
     "ITL: vLLM's are the gaps between all chunks; AIPerf calls TPOT ITL, and these gaps ICL",
-    "req/s, tok/s: ours over first due to last end; vLLM's from before the first gap; AIPerf's over",
-    "first send to last output. AIPerf counts tokens by a tokenizer of its own, not done here",
+    "req/s: ours over first due to last end; vLLM's from before the first gap; AIPerf's over first",
+    "send to last output. AIPerf counts tokens by a tokenizer of its own, which is not done here",
     "goodput: ours a share of all that was offered; theirs good requests / duration; one token has",
     "no TPOT, which passes a limit in ours and vLLM's, and fails in AIPerf's")
 
