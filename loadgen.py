@@ -3139,12 +3139,10 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
     n = len(values)
     if n < 8:
         return 1.0
-    order = sorted(range(n), key=values.__getitem__)
-    ranks = [0.0] * n
-    for rank, index in enumerate(order):
-        ranks[index] = rank - (n - 1) / 2
+    ordered, left, right = sorted(values), bisect.bisect_left, bisect.bisect_right
+    ranks = [(left(ordered, v) + right(ordered, v) - n) / 2 for v in values]  # ties share theirs
     variance = sum(x * x for x in ranks)
-    if values[order[0]] == values[order[-1]] or not variance:
+    if not variance:
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
@@ -5401,7 +5399,7 @@ def shard_lines(summary: Mapping[str, Any]) -> List[str]:
 
 # -- two runs of one plan
 
-RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 20
+RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 12
 SLICES = 60  # of the time that both runs lasted, for token rates
 Edges = Tuple[Optional[float], Optional[float]]  # of a 95% interval; None: cannot be told
 Side = List[Tuple[float, int]]  # values with the block of requests that each belongs to
@@ -5535,7 +5533,8 @@ def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Option
     if slo.any and n:
         met = [(float(slo.met(x)), float(slo.met(y))) for x, y in zip(left, right)]
         shares = sum(x for x, _ in met) / n, sum(y for _, y in met) / n
-        low, high = mean_difference(met)
+        # one pair more each way: a share of 100% in both is no proof. Agresti and Min (2005)
+        low, high = mean_difference([*met, (0.0, 1.0), (1.0, 0.0)])
         for name, key, scale in (("attainment", "attainment", 1.0),
                                  ("goodput", "goodput_rps", rate_rps)):
             if scale is not None:
@@ -5585,12 +5584,12 @@ def diff_lines(report: Mapping[str, Any]) -> List[str]:
                   f"A {run['verdicts'][0]}, B {run['verdicts'][1]}",
                   f"  {'':<11} {'A':>10} {'B':>10} {'B - A':>10}  95% interval"]
         for row in run["metrics"]:
-            show: Callable[[Optional[float]], str] = (
-                in_ms if "_s p" in row["metric"] else lambda v: optional(v, "{:.4g}"))
-            edges = ("-" if row["low"] is None
-                     else f"{show(row['low'])} to {show(row['high'])}")
-            lines.append(f"  {row['name']:<11} {show(row['a']):>10} {show(row['b']):>10} "
-                         f"{show(row['difference']):>10}  {edges:<20} {row['answer']}")
+            scale = MS if "_s p" in row["metric"] else 1.0
+            a, b, step, low, high = ("-" if row[key] is None else figure(row[key] / scale)
+                                     for key in ("a", "b", "difference", "low", "high"))
+            edges = "-" if low == "-" else f"{low} to {high}"
+            lines.append(f"  {row['name']:<11} {a:>10} {b:>10} {step:>10}  {edges:<20} "
+                         f"{row['answer']}")
     return [*lines, "", "latencies in ms, from due; failures count as infinitely late. Of twenty "
             "intervals, one misses by chance",
             "one run each: what changes from run to run (other load, a warm cache) is not in the "
