@@ -5240,10 +5240,8 @@ def shard_folders(paths: Sequence[str]) -> List[str]:
     import glob
     found = []
     for path in paths:
-        inner = [] if os.path.exists(os.path.join(path, "plan.json")) else [
-            os.path.dirname(plan) for plan in sorted(glob.glob(
-                os.path.join(glob.escape(path), "shard-*", "plan.json")))]
-        found += inner or [path]
+        plans = glob.glob(os.path.join(glob.escape(path), "shard-*", "plan.json"))
+        found += sorted(map(os.path.dirname, plans)) or [path]
     return found
 
 
