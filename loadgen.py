@@ -248,7 +248,7 @@ class Flag(NamedTuple):
     metavar: str
     help: str
     default: Any = None
-    nargs: Optional[str] = None
+    nargs: Union[str, int, None] = None
 
 
 def word(text: str) -> str:
@@ -337,6 +337,36 @@ def rates(text: str) -> List[float]:
     if text == "auto":
         raise UserError("auto is not known yet; list the rates, such as 2,8,32")
     return [positive(part) for part in text.split(",")]
+
+
+def shard(text: str) -> Tuple[int, int]:
+    """(i, N) of i/N; auto takes i, and N where it is not given, from Kubernetes or Slurm."""
+    place, _, of = text.partition("/")
+    if place == "auto":
+        place = os.environ.get("JOB_COMPLETION_INDEX") or os.environ.get("SLURM_PROCID", "")
+        of = of or os.environ.get("SLURM_NTASKS", "")
+        if not (place and of):
+            raise UserError("auto: JOB_COMPLETION_INDEX with auto/N, or SLURM_PROCID and "
+                            "SLURM_NTASKS, must say which of how many")
+    if not (place.isdecimal() and of.isdecimal() and int(place) < int(of) <= 10_000):
+        raise UserError(f"{text!r} must be I/N with I from 0 to N-1, such as 0/4")
+    return int(place), int(of)
+
+
+def start_at(text: str) -> float:
+    """A time of day as unix seconds: ISO 8601, unix seconds, or +S from now."""
+    import datetime
+    now_s = time.time()
+    try:
+        at_s = (now_s + positive(text[1:]) if text[:1] == "+" else float(text)
+                if text.replace(".", "", 1).isdecimal() else
+                datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise UserError(f"{text!r} is no time; write 2026-01-31T12:00:00Z, unix seconds or +30"
+                        ) from None
+    if not now_s - 1 < at_s < now_s + 7 * 24 * HOUR_S:
+        raise UserError(f"{text!r} is over, or more than a week away")
+    return at_s
 
 
 def json_object(text: str) -> Dict[str, Any]:
@@ -440,6 +470,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--warmup --num-warmups", natural, "N", "requests first, never counted", 4),
         Flag("--seed", natural, "N", "of arrivals, lengths and prompts", 1),
         Flag("--workers", workers, "N", "processes that share the plan", 1),
+        Flag("--shard", shard, "I/N", "send every N-th request from the I-th (from 0); auto[/N] "
+             "asks Kubernetes or Slurm; --out gets DIR/shard-I"),
+        Flag("--start-at", start_at, "TIME", "start of the plan's clock: ISO time, unix seconds, "
+             "or +S"),
     ),
     "work": (
         Flag("--input-len --random-input-len", token_lengths, "TOKENS", "prompt: 2000, "
@@ -489,6 +523,18 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "gpu, gpus, engine, version, flags, ...), may be repeated", nargs="append"),
         Flag("--gpu-price", positive, "USD/H", "of one GPU: cost per 1M output tokens"),
         Flag("--json", None, "", "print summary.json instead of the table"),
+        Flag("--compat", None, "", "also under vllm bench serve's and AIPerf's definitions"),
+        Flag("--save-result", word, "FILE", "the JSON that vllm bench serve writes; a sweep adds "
+             "-RATE to the name", nargs="?"),
+        Flag("--save-detailed", None, "", "with a pasted command: keep the lists in it"),
+        Flag("--result-dir", word, "DIR", "where --save-result writes"),
+        Flag("--result-filename", word, "FILE", "its name"),
+    ),
+    "instead of a run": (
+        Flag("--merge", word, "DIR", "join the shards of one run into one summary", nargs="+"),
+        Flag("--diff", word, "DIR", "compare two runs of the same plan", nargs=2),
+        Flag("--selftest", None, "", "how much load this machine measures right; later runs past "
+             "it are CLIENT-LIMITED"),
     ),
     "mock engine": (
         Flag("--mock", word, "PROFILE", "start the built-in engine, and aim at it; PROFILE: a JSON "
@@ -504,13 +550,12 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 MANY = -1
 # Flags of vllm bench serve that have no meaning here, and how many values they take.
 NO_MEANING = {
-    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--save-result", "--save-detailed",
-                     "--append-result", "--profile", "--use-beam-search", "--disable-shuffle",
-                     "--skip-chat-template", "--plot-timeline", "--no-stream", "--no-oversample",
-                     "--self-timed", "--skip-tokenizer-init", "--plot-dataset-stats",
-                     "--no-reranker"), 0),
+    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--append-result", "--profile",
+                     "--use-beam-search", "--disable-shuffle", "--skip-chat-template",
+                     "--plot-timeline", "--no-stream", "--no-oversample", "--self-timed",
+                     "--skip-tokenizer-init", "--plot-dataset-stats", "--no-reranker"), 0),
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--percentile-metrics",
-                     "--metric-percentiles", "--result-dir", "--result-filename", "--label",
+                     "--metric-percentiles", "--label",
                      "--ready-check-timeout-sec", "--logprobs", "--best-of", "--num-fewshot",
                      "--request-id-prefix", "--chat-template-kwargs",
                      "--probe-request-rate", "--lora-assignment", "--random-batch-size",
@@ -559,7 +604,7 @@ def parse_args(argv: Sequence[str]) -> Any:
                 options.update(action="append", default=[], nargs="+" if pasted else 1)
             elif flag.nargs:
                 options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
-                if flag.nargs == "+":
+                if flag.nargs != "?":
                     del options["const"]
             group.add_argument(*names, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
@@ -610,9 +655,13 @@ def settle(args: Any, pasted: bool) -> None:
     if args.duration and args.rate == math.inf and args.concurrency is None:
         raise UserError("--duration with no rate would send without end; give --rate R or "
                         "--concurrency N")
-    if args.concurrency is not None and args.concurrency < args.workers:
+    of = args.shard[1] if args.shard else 1
+    if args.concurrency is not None and args.concurrency < args.workers * of:
         raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
-                        f"{args.workers}; fewer workers")
+                        f"{args.workers}; fewer workers" if of == 1 else
+                        f"--concurrency {args.concurrency} cannot be shared by {of} shards of "
+                        f"--workers {args.workers}; fewer of them")
+    settle_tools(args, pasted)
     if args.metrics_url:
         parse_url(args.metrics_url, "chat")
         if args.no_metrics:
@@ -637,7 +686,7 @@ def settle(args: Any, pasted: bool) -> None:
     if args.url and own:
         name = "--mock" if args.simulate is None else "--simulate"
         raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
-    if args.serve:
+    if args.serve or args.merge or args.diff or args.selftest:
         return
     args.deployed = deployed(args)
     if args.report:
@@ -2272,8 +2321,8 @@ class Reply:
         "steady", "_twin", "event_ns", "coalesced", "_around", "_begun", "_body", "_broken",
         "_document", "_failed", "_head", "_inflater", "_interim", "_keep_alive", "_lead",
         "_over", "_sniffed", "_sse", "answer_ns", "bad_events", "cached_tokens", "done",
-        "encoding", "end_ns", "error", "finish_ns", "finish_reason", "headers", "n_in", "n_out",
-        "reason", "server_message", "status",
+        "closed_ns", "encoding", "end_ns", "error", "finish_ns", "finish_reason", "headers", "n_in",
+        "n_out", "opened_ns", "reason", "server_message", "status",
     )
 
     def __init__(self) -> None:
@@ -2283,6 +2332,8 @@ class Reply:
         self.headers: Dict[str, str] = {}
         self.event_ns = array.array("q")  # of each output event
         self.answer_ns: Optional[int] = None  # the first output event that is not reasoning
+        self.opened_ns: Optional[int] = None  # the first chunk, if it had no output: a role
+        self.closed_ns: Optional[int] = None  # the last chunk without output after some
         self.finish_ns: Optional[int] = None  # finish_reason or [DONE], the first of them
         self.end_ns: Optional[int] = None  # [DONE], an error, the body's end or the peer's close
         self.coalesced = 0  # output events that shared a read with a later one: stamped late
@@ -2541,6 +2592,10 @@ class Reply:
                     self.event_ns.append(at_ns)
                     if kind == ANSWER and self.answer_ns is None:
                         self.answer_ns = at_ns
+                elif self.event_ns:
+                    self.closed_ns = at_ns
+                elif self.opened_ns is None:
+                    self.opened_ns = at_ns
             usage = message.get("usage")
             if kind == ANSWER and not usage and len(choices) == 1:
                 self._around = around(data, choice)
@@ -2711,11 +2766,12 @@ class Timeouts(NamedTuple):
 class Record:
     """What became of one request. Times in ns of the monotonic clock; None where there is none."""
 
-    __slots__ = ("answer_ns", "cached_tokens", "coalesced", "connect_s", "cls", "due_ns", "error",
+    __slots__ = ("answer_ns", "cached_tokens", "closed_ns", "coalesced", "connect_s", "cls",
+                 "due_ns", "error",
                  "event_ns", "events", "finish_reason", "first_ns", "id", "itl_max_s", "last_ns",
-                 "measured", "mix_class", "said", "session", "turn", "n_in",
-                 "n_in_planned", "n_out", "n_out_estimated", "n_out_planned",
-                 "ready_ns", "resent", "reused", "run", "sent_ns", "status", "end_ns")
+                 "measured", "mix_class", "said", "session", "turn", "n_in", "n_in_planned",
+                 "n_out", "n_out_estimated", "n_out_planned", "opened_ns", "ready_ns", "resent",
+                 "reused", "run", "sent_ns", "status", "end_ns")
 
     def __init__(self, planned: Planned, run: int, due_ns: int, measured: bool) -> None:
         """A request that is due and not yet sent."""
@@ -2729,6 +2785,8 @@ class Record:
         self.first_ns: Optional[int] = None
         self.last_ns: Optional[int] = None
         self.answer_ns: Optional[int] = None
+        self.opened_ns: Optional[int] = None
+        self.closed_ns: Optional[int] = None
         self.end_ns: Optional[int] = None
         self.n_in: Optional[int] = None
         self.n_out: Optional[int] = None
@@ -2747,6 +2805,7 @@ class Record:
         stamps = reply.event_ns
         self.stamp(stamps)
         self.answer_ns, self.coalesced = reply.answer_ns, reply.coalesced
+        self.opened_ns, self.closed_ns = reply.opened_ns, reply.closed_ns
         self.n_in, self.cached_tokens = reply.n_in, reply.cached_tokens
         self.n_out, self.n_out_estimated = reply.n_out, False
         if self.n_out is None and stamps:
@@ -2780,6 +2839,11 @@ class Record:
             return None
         return (self.last_ns - self.first_ns) * NS / ((self.n_out or 0) - 1)
 
+    @property
+    def gaps_us(self) -> List[int]:
+        """The gaps between its output events, in order [us, rounded]."""
+        return [(b - a + 500) // 1000 for a, b in zip(self.event_ns, self.event_ns[1:])]
+
     def row(self, start_ns: int) -> Dict[str, Any]:
         """The line of requests.jsonl, times in seconds from the run's start."""
         def at(stamp: Optional[int]) -> Optional[float]:
@@ -2805,7 +2869,10 @@ class Record:
             "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent,
             "mix_class": self.mix_class or None,
             "session": None if self.session < 0 else self.session,
-            "turn": None if self.session < 0 else self.turn}
+            "turn": None if self.session < 0 else self.turn,
+            "ready_s": at(self.ready_ns), "answer_s": at(self.answer_ns),
+            "opened_s": at(self.opened_ns), "closed_s": at(self.closed_ns),
+            "end_s": at(self.end_ns), "gaps_us": self.gaps_us}
 
 
 class Clocks:
@@ -3709,7 +3776,8 @@ class Journal:
         """One line, in one write."""
         if self.fd is None:
             return
-        line = (json.dumps(record.row(start_ns), allow_nan=False) + "\n").encode()
+        row = record.row(start_ns)
+        line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
             written = os.write(self.fd, line)
             if written < len(line):  # no torn line stays behind
@@ -3782,6 +3850,15 @@ class Running(NamedTuple):
     unique: bool
     engine: Optional[Engine] = None  # simulate: on this engine, under the virtual clock
     scraper: Optional[Scraper] = None
+    shard: Tuple[int, int] = (0, 1)  # which of how many machines' shares of the plan
+    start_ns: int = 0  # when the plan's clock is to begin; 0: when ready
+
+    def begin(self, soonest_ns: int = 0) -> int:
+        """Wait for the start of the plan's clock, and tell it [ns]."""
+        at_ns = max(self.start_ns, soonest_ns, time.perf_counter_ns())
+        while time.perf_counter_ns() < at_ns and not self.stop():
+            time.sleep(max(0.0, min(0.1, (at_ns - time.perf_counter_ns()) * NS)))
+        return at_ns
 
 
 def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
@@ -3804,11 +3881,13 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     if plan.work.trace:
         spare = max(spare, min(1024, most_at_once(plan)))
         expected = max(expected, spare)
+    expected, spare = (-(-n // r.shard[1]) for n in (expected, spare))
     before = r.scraper.take() if r.scraper else []
     if r.workers == 1:
         records: List[Record] = []
-        health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
-                                      bool, soon if plan.work.trace else time.perf_counter_ns)
+        health, start_ns = work_share(
+            plan, run, r, make, (0, 1), (expected, spare), records, bool,
+            (lambda: r.begin(soon())) if plan.work.trace else r.begin)
         outcome = Outcome(plan, records, [health], start_ns, calibration, [])
     else:
         outcome = fork_workers(plan, run, r, make, (expected, spare), calibration)
@@ -3844,12 +3923,13 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
 
     start() returns the moment [ns] at which the plan's clock begins, when this process is ready.
     """
-    number, of = shard
-    source = Source(plan, run, make, number, of, all_over)
+    (number, of), (first, step) = shard, r.shard
+    source = Source(plan, run, make, first + step * number, step * of, all_over)
     load = plan.load
-    if load.concurrency is not None and of > 1:
-        share = load.concurrency // of + (number < load.concurrency % of)
-        load = load._replace(concurrency=share)
+    for place, parts in (r.shard, shard):
+        if load.concurrency is not None:
+            share = load.concurrency // parts + (place < load.concurrency % parts)
+            load = load._replace(concurrency=share)
 
     def keep(record: Record) -> None:
         source.ended(record)
@@ -3961,23 +4041,24 @@ def fork_workers(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
         raise UserError(f"--workers {r.workers}: cannot start so many processes: "
                         f"{error.strerror}") from None
     outcome = Outcome(plan, [], [], 0, calibration, [])
-    parts = gather(board, pipes, children, r.stop)
+    parts = gather(board, pipes, children, r)
     for child in children:
         os.waitpid(child, 0)
     for number, data in sorted(parts.items()):
-        take_part(outcome, number, r.workers, run, data, board.start_ns)
+        share = plan.requests[r.shard[0] + r.shard[1] * number::r.shard[1] * r.workers]
+        take_part(outcome, share, run, data, board.start_ns)
     return outcome._replace(start_ns=board.start_ns)
 
 
-def gather(board: Board, pipes: Dict[int, int], children: Sequence[int],
-           stop: Callable[[], bool]) -> Dict[int, bytes]:
+def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Running
+           ) -> Dict[int, bytes]:
     """What every worker hands back, and the start given when all are ready; the dead count so."""
     parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
     told = False
     while pipes:
         if not board.start_ns and board.all_ready():
-            board.start(time.perf_counter_ns() + round(READY_S / NS))
-        if stop() and not told:
+            board.start(max(r.start_ns, time.perf_counter_ns() + round(READY_S / NS)))
+        if r.stop() and not told:
             told = True
             for child in children:  # a signal for the parent alone is meant for all
                 with contextlib.suppress(OSError):
@@ -3993,7 +4074,7 @@ def gather(board: Board, pipes: Dict[int, int], children: Sequence[int],
     return parts
 
 
-def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes, start_ns: int
+def take_part(outcome: Outcome, share: Sequence[Planned], run: int, data: bytes, start_ns: int
               ) -> None:
     """Add a worker's records; a worker that died leaves its requests cancelled, not forgotten."""
     import pickle
@@ -4002,7 +4083,7 @@ def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes
     except (EOFError, pickle.UnpicklingError):
         health, records = ClientHealth(), []
         health.died = True
-        for planned in outcome.plan.requests[number::workers]:
+        for planned in share:
             due_ns = start_ns + round(planned.due_s / NS)
             record = Record(planned, run, due_ns, outcome.plan.measured(planned.due_s))
             record.cls, record.error = "cancelled", "its worker process died"
@@ -4022,7 +4103,7 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
         board.ready(number)
         while not board.start_ns and not r.stop():
             time.sleep(MS / 2)
-        return board.start_ns or time.perf_counter_ns()
+        return r.begin(board.start_ns)
 
     health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records,
                            lambda mine: board.over(number, mine), start)
@@ -4037,7 +4118,7 @@ def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Ca
     as the run's prompts, and all of them together give the calibration. Returns the outcome, the
     calibration, and the E2E [s] expected of a request of average length.
     """
-    quiet = r._replace(journal=Journal(None), workers=1)
+    quiet = r._replace(journal=Journal(None), workers=1, shard=(0, 1))
     made = max(2, min(32, round(work.n_out.mean)))
     length = max(8, round(work.n_in.mean))
     by_words = r.target.chat or not r.target.token_ids
@@ -4456,12 +4537,10 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
     n = len(values)
     if n < 8:
         return 1.0
-    order = sorted(range(n), key=values.__getitem__)
-    ranks = [0.0] * n
-    for rank, index in enumerate(order):
-        ranks[index] = rank - (n - 1) / 2
+    ordered, left, right = sorted(values), bisect.bisect_left, bisect.bisect_right
+    ranks = [(left(ordered, v) + right(ordered, v) - n) / 2 for v in values]  # ties share theirs
     variance = sum(x * x for x in ranks)
-    if values[order[0]] == values[order[-1]] or not variance:
+    if not variance:
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
@@ -4606,6 +4685,17 @@ class Slo(NamedTuple):
         return ((self.ttft_s is None or ttft <= self.ttft_s)
                 and (self.tpot_s is None or tpot is None or tpot <= self.tpot_s)
                 and (self.e2e_s is None or e2e <= self.e2e_s))
+
+
+def slo_statement(slo: Slo) -> Dict[str, Any]:
+    """The SLO as summary.json has it."""
+    return {**slo._asdict(), "classes": {name: own._asdict() for name, own in slo.classes.items()}}
+
+
+def slo_from(told: Mapping[str, Any]) -> Slo:
+    """The SLO that a summary.json was judged by; KeyError or TypeError where it is not one."""
+    return Slo(**{**told, "classes": {name: Slo(**own) for name, own in told.get(
+        "classes", {}).items()}})
 
 
 def share_interval(hits: int, n: float, total: int) -> Tuple[float, float]:
@@ -5592,7 +5682,7 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
         lines += part_lines(name if run["classes"] else f"{name} turns", part)
     if not run["simulated"]:
         lines += [client_line(run["client"]), *server_lines(run.get("server"))]
-    lines += [f"  warning: {warning}" for warning in run["warnings"]]
+    lines += [*compat_lines(run), *(f"  warning: {warning}" for warning in run["warnings"])]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
 
@@ -5663,7 +5753,9 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
     lines.append(f"       {'virtual clock' if summary['simulated'] else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
-    return lines
+    if any("compat" in run for run in summary["runs"]):
+        lines += [("COMPAT " if line == COMPAT_WHY[0] else "       ") + line for line in COMPAT_WHY]
+    return lines + shard_lines(summary)
 
 
 def null_infinities(value: Any) -> Any:
@@ -7026,7 +7118,7 @@ SLIP_NS = 250_000_000  # later than this (a stopped process), the timeline start
 SLEEP_S = 0.1  # at most, so that a signal is heeded
 CHAT_OVERHEAD_TOKENS = 7
 CHAT_TOKENS_DEFAULT, COMPLETION_TOKENS_DEFAULT = 128, 16
-TRUTHS_MAX = 200_000
+TRUTHS_MAX, TRUE_EVENTS_MAX = 200_000, 4_000_000
 PIECE = b"x" * 64 * KIB
 POSTS = ("/v1/chat/completions", "/v1/completions")
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15,
@@ -7087,6 +7179,7 @@ class Exchange:
     faults: Sequence[Fault] = ()
     packer: Any = None  # compresses the answer
     kept = b""  # what a fault holds back
+    event_ns: Optional[array.array[int]] = None  # when each token was sent, where that is kept
     job: Job
 
     def __init__(self, server: MockServer, conn: Connection, head: Head, body: bytearray) -> None:
@@ -7352,7 +7445,7 @@ class MockServer:
                            for name in ("time_to_first_token", "inter_token_latency",
                                         *(name for name, _, _ in SPANS))}
         self.ends = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.slips = 0
+        self.slips = self.events_left = 0  # how many more tokens' times may be kept
         self.stopping = False
         try:
             self.listener = socket.create_server(
@@ -7429,6 +7522,8 @@ class MockServer:
                 exchange.first_ns, exchange.cached = now_ns, exchange.job.cached
                 self.observe("time_to_first_token", now_ns - exchange.recv_ns)
             exchange.last_ns = now_ns
+            if exchange.event_ns is not None:
+                exchange.event_ns.append(now_ns)
             exchange.n_out += 1
             if exchange.n_out == exchange.max_tokens:
                 ended.append(exchange)
@@ -7483,6 +7578,9 @@ class MockServer:
         keys = block_keys([*exchange.tokens, *words], self.engine.profile.block_tokens)
         exchange.job = self.engine.submit(exchange.number, exchange.n_in, exchange.max_tokens, keys)
         self.exchanges[exchange.number] = exchange
+        if self.events_left >= exchange.max_tokens:
+            self.events_left -= exchange.max_tokens
+            exchange.event_ns = array.array("q")
         if exchange.stream:
             exchange.plain = not (exchange.faults or exchange.usage_always)
             sample = exchange.frame(exchange.token_event(" w000"))
@@ -7543,7 +7641,8 @@ class MockServer:
         self.ends[ended] += 1
         names = ("id", "recv_ns", "start_ns", "first_ns", "last_ns", "n_in", "n_out", "cached")
         truth = {name: getattr(exchange, name) for name in names}
-        self.truths.append({**truth, "ended": ended})
+        times = {} if exchange.event_ns is None else {"event_ns": list(exchange.event_ns)}
+        self.truths.append({**truth, "ended": ended, **times})
         if ended in ("stop", "length") and exchange.n_out:
             for name, start, end in SPANS:
                 self.observe(name, truth[end] - truth[start])
@@ -7712,10 +7811,10 @@ class MockServer:
             told, kind = compact(told), "application/json"
         self.reply(conn, 200, told.encode(), kind)
 
-    def forget(self) -> Dict[str, Any]:
-        """Begin the truth anew."""
+    def forget(self, events: int = 0) -> Dict[str, Any]:
+        """Begin the truth anew; from now on keep the times of so many tokens."""
         self.truths.clear()
-        self.slips = 0
+        self.slips, self.events_left = 0, events
         return {"ok": True}
 
     def metrics(self) -> str:
@@ -7767,6 +7866,7 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
         "clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
         "slips": server.slips, "requests": list(server.truths)},
     "/truth/reset": MockServer.forget,
+    "/truth/events": lambda server: server.forget(TRUE_EVENTS_MAX),
 }
 
 
@@ -7797,6 +7897,943 @@ def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callabl
         gc.enable()
         server.listener.close()
         server.selector.close()
+
+
+# ---- 11b. Old numbers, differences, shards -----------------------------------------------------
+# The run under other tools' definitions; two runs of one plan compared; the self-test; the shards
+# of one plan sent by several machines, and joined.
+
+
+def settle_tools(args: Any, pasted: bool) -> None:
+    """Fill in what follows from the flags of this section; UserError where they make no sense."""
+    args.saves, args.lists = args.save_result is not None, args.save_detailed or not pasted
+    if args.save_result == DEFAULT_PROFILE:  # no FILE given
+        args.save_result = None
+    asked = [name for name in ("merge", "diff", "selftest") if getattr(args, name)]
+    target = args.url or args.base_url or args.serve or args.mock is not None
+    if len(asked) > 1 or (asked and target):
+        raise UserError(f"--{asked[0]} goes alone: no URL, no --mock, no other such flag")
+    if (args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]):
+        raise UserError(f"--compat and --save-result do not go with --{asked[0]}")
+    if args.shard:
+        if args.saves or args.compat or args.gate:
+            raise UserError("--save-result, --compat and --gate would judge one shard's share; "
+                            "give them to --merge")
+        if args.duration and args.ramp is None:
+            raise UserError("--shard with --duration needs --ramp S, so that every shard measures "
+                            "the same window")
+        if args.out:
+            args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
+
+
+# -- other tools' definitions
+
+PEER_SHARES = (0.5, 0.9, 0.95, 0.99)
+
+
+def moments(values: Sequence[float]) -> Dict[str, Any]:
+    """{mean, std, p50 ... p99} as numpy has them, in the values' unit; None of nothing."""
+    ordered = sorted(values)
+    mean = math.fsum(ordered) / len(ordered) if ordered else None
+    spread = None if mean is None else math.sqrt(
+        math.fsum((v - mean) ** 2 for v in ordered) / len(ordered))
+    return {"mean": mean, "std": spread, **{f"p{100 * share:g}": percentile(ordered, share)
+                                            for share in PEER_SHARES}}
+
+
+def peer_start_ns(record: Record) -> int:
+    """Where other tools' clocks start: just before the request, connecting included [ns]."""
+    return (record.sent_ns or record.due_ns) - round((record.connect_s or 0.0) / NS)
+
+
+def chunk_ns(record: Record) -> List[int]:
+    """The times that vllm bench serve counts: every chunk with choices, a role or an end too.
+
+    Chunks without output between two with some are not known here; servers send few.
+    """
+    stamps = list(record.event_ns)
+    if record.opened_ns is not None:
+        stamps.insert(0, record.opened_ns)
+    if record.closed_ns is not None and stamps and record.closed_ns >= stamps[-1]:
+        stamps.append(record.closed_ns)
+    return stamps
+
+
+def peer_view(outcome: Outcome, slo: Slo, stamps_of: Callable[[Record], List[int]],
+              one_token_passes: bool) -> Dict[str, Any]:
+    """A run by the definitions that other tools share, over successes; SI units.
+
+    TTFT, E2E: first, last of the stamps - start; TPOT: (E2E - TTFT) / (n_out - 1); ITL: gaps of
+    the stamps, pooled; goodput: successes within every SLO / duration. Source: vLLM
+    benchmarks/serve.py calculate_metrics; AIPerf docs/metrics-reference.md.
+    """
+    records = sorted((r for r in outcome.records if r.measured), key=lambda r: (r.due_ns, r.id))
+    ttft, tpot, itl, e2e, good = [], [], [], [], 0
+    ok = [(r, stamps) for r, stamps in ((r, stamps_of(r)) for r in records if r.ok) if stamps]
+    for r, stamps in ok:
+        start_ns, n = peer_start_ns(r), r.n_out or 0
+        ttft.append((stamps[0] - start_ns) * NS)
+        e2e.append((stamps[-1] - start_ns) * NS)
+        itl += [(b - a) * NS for a, b in zip(stamps, stamps[1:])]
+        each = (e2e[-1] - ttft[-1]) / (n - 1) if n > 1 else None
+        if each is not None:
+            tpot.append(each)
+        good += ((slo.ttft_s is None or ttft[-1] <= slo.ttft_s)
+                 and (slo.e2e_s is None or e2e[-1] <= slo.e2e_s)
+                 and (slo.tpot_s is None or (one_token_passes if each is None
+                                             else each <= slo.tpot_s)))
+    if one_token_passes:  # vLLM: from before the first gap to the end of the last request
+        begin = outcome.start_ns + round(outcome.plan.window_s[0] / NS)
+        end = max((r.end_ns or r.due_ns for r in records), default=begin)
+    else:  # AIPerf: from the first request to the last response
+        begin = min((peer_start_ns(r) for r, _ in ok), default=0)
+        end = max((stamps[-1] for _, stamps in ok), default=0)
+    duration_s = (end - begin) * NS
+    read, made = (sum(n or 0 for n in column) for column in (
+        [r.n_in for r, _ in ok], [r.n_out for r, _ in ok]))
+    each_s = (lambda n: n / duration_s) if duration_s > 0 else (lambda n: None)
+    return {"duration_s": duration_s, "completed": len(ok), "failed": len(records) - len(ok),
+            "input_tokens": read, "output_tokens": made, "request_rps": each_s(len(ok)),
+            "output_tok_s": each_s(made), "total_tok_s": each_s(read + made),
+            "goodput_rps": each_s(good) if slo.any else None, "ttft_s": moments(ttft),
+            "tpot_s": moments(tpot), "itl_s": moments(itl), "e2e_s": moments(e2e)}
+
+
+def vllm_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
+    """A run by vllm bench serve's definitions."""
+    return peer_view(outcome, slo, chunk_ns, True)
+
+
+def aiperf_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
+    """A run by AIPerf's definitions; its "ITL" is tpot_s, its "inter chunk latency" itl_s."""
+    return peer_view(outcome, slo, lambda r: list(r.event_ns), False)
+
+
+COMPAT_ROWS = (
+    *((f"{name} {share}", key, share) for name, key in (
+        ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
+      for share in ("mean", "p50", "p99")),
+    ("req/s", "request_rps", ""), ("out tok/s", "output_tok_s", ""),
+    ("goodput req/s", "goodput_rps", ""))
+COMPAT_WHY = (
+    "ours: from due, a failure counting as infinitely late; theirs: from the send, over successes,",
+    "so waits for a late client or a --concurrency slot, and all failures, are not in them",
+    "TTFT: vLLM's ends with the first chunk, a role without text too; the others' with output",
+    "TPOT: (E2E - TTFT) / (n_out - 1) for all; vLLM's E2E ends with the last chunk, text or not",
+    "ITL: vLLM's are the gaps between all chunks; AIPerf calls TPOT ITL, and these gaps ICL",
+    "req/s: ours over first due to last end; vLLM's from before the first gap; AIPerf's over first",
+    "send to last output. AIPerf counts tokens by a tokenizer of its own, which is not done here",
+    "goodput: ours a share of all that was offered; theirs good requests / duration; one token has",
+    "no TPOT, which passes a limit in ours and vLLM's, and fails in AIPerf's")
+
+
+def compat_lines(run: Mapping[str, Any]) -> List[str]:
+    """The table of --compat: a run under three definitions; COMPAT_WHY says why they differ."""
+    if "compat" not in run:
+        return []
+    views = ({**run, "request_rps": run["achieved_rps"]}, run["compat"]["vllm"],
+             run["compat"]["aiperf"])
+    lines = [f"  COMPAT         {'ours':>10} {'vLLM':>10} {'AIPerf':>10}   latencies in ms"]
+    for name, key, share in COMPAT_ROWS:
+        cells = [in_ms(view[key][share]) if share else optional(view[key], "{:.2f}")
+                 for view in views]
+        lines.append(f"  {name:<14} " + " ".join(f"{cell:>10}" for cell in cells))
+    return lines
+
+
+def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, Any], lists: bool
+                ) -> Dict[str, Any]:
+    """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
+
+    tokenizer_id is null, since none was used; where nothing succeeded, latencies are null (vLLM
+    writes 0); generated_texts are empty, since texts are not kept. With `lists`, as with
+    --save-detailed, an entry a request, failed ones as vLLM has them. Source: vLLM 0.32
+    benchmarks/serve.py.
+    """
+    load = outcome.plan.load
+    records = sorted((r for r in outcome.records if r.measured), key=lambda r: (r.due_ns, r.id))
+    ok, backend = [r for r in records if r.ok], "openai-chat" if target["chat"] else "openai"
+    busiest = busiest_second(ok)
+    result: Dict[str, Any] = {
+        "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": backend, "backend": backend,
+        "label": None, "model_id": target["model"], "tokenizer_id": None,
+        "num_prompts": len(records),
+        "request_rate": "inf" if load.rate_rps is None else load.rate_rps,
+        "burstiness": load.burstiness, "max_concurrency": load.concurrency,
+        "duration": view["duration_s"], "completed": view["completed"], "failed": view["failed"],
+        "total_input_tokens": view["input_tokens"], "total_output_tokens": view["output_tokens"],
+        "request_throughput": view["request_rps"], "request_goodput": view["goodput_rps"],
+        "output_throughput": view["output_tok_s"], "total_token_throughput": view["total_tok_s"],
+        "max_output_tokens_per_s": busiest[0], "max_concurrent_requests": busiest[1], "rtfx": 0.0}
+    if lists:
+        stamps = [chunk_ns(r) if r.ok else [] for r in records]
+        starts = [peer_start_ns(r) for r in records]
+        result.update(
+            input_lens=[r.n_in or r.n_in_planned for r in records],
+            output_lens=[r.n_out or 0 if r.ok else 0 for r in records],
+            ttfts=[(s[0] - at) * NS if s else 0.0 for s, at in zip(stamps, starts)],
+            itls=[[(b - a) * NS for a, b in zip(s, s[1:])] for s in stamps],
+            latencies=[(s[-1] - at) * NS if s else 0.0 for s, at in zip(stamps, starts)],
+            start_times=[at * NS for at in starts],
+            queue_times=[(r.ready_ns - r.due_ns) * NS for r in records],
+            generated_texts=[""] * len(records),
+            errors=["" if r.ok else f"{r.cls}: {r.error}" for r in records])
+    spreads = [("ttft", view["ttft_s"]), ("tpot", view["tpot_s"]), ("itl", view["itl_s"]),
+               ("e2el", view["e2e_s"])]
+    if load.concurrency is not None:
+        spreads.append(("client_queue_time", moments([(r.ready_ns - r.due_ns) * NS for r in ok])))
+    for name, spread in spreads:
+        for key, value in {**spread, "median": spread["p50"]}.items():
+            result[f"{key}_{name}_ms"] = None if value is None else value / MS
+    return result
+
+
+def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
+    """(most chunks, most requests) in one second of the run, seconds counted from its first send.
+
+    Each on its own, as vLLM has them; a request counts in each second that it touches.
+    """
+    first_ns = min(map(peer_start_ns, ok), default=0)
+    tokens, active = collections.Counter[int](), collections.Counter[int]()
+    for r in ok:
+        seconds = [int((t - first_ns) * NS) for t in (peer_start_ns(r), *chunk_ns(r))]
+        tokens.update(seconds[1:])
+        active.update(range(seconds[0], seconds[-1] + 1))
+    return float(max(tokens.values(), default=0)), max(active.values(), default=0)
+
+
+def result_path(args: Any, run: Mapping[str, Any], alone: bool) -> str:
+    """Where a run's --save-result goes: the name given, -RATE before its end for a sweep."""
+    name = args.save_result or args.result_filename
+    if not name:
+        cap = f"-concurrency{run['concurrency']}" if run["concurrency"] else ""
+        rate = "inf" if run["rate_rps"] is None else f"{run['rate_rps']:g}"
+        name = f"loadgen-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    elif not alone:
+        stem, end = os.path.splitext(name)
+        name = f"{stem}-{run['label']}{end}"
+    return os.path.join(args.result_dir or "", name)
+
+
+def after_run(args: Any, summary: Mapping[str, Any], outcome: Outcome, asked_ns: int = 0) -> str:
+    """What is added to the last run of a summary; why a result could not be saved, or ''."""
+    run = summary["runs"][-1]
+    run["start_unix_s"] = round((outcome.start_ns + Clocks().offset_ns) * NS, 6)
+    late_s = (outcome.start_ns - asked_ns) * NS if asked_ns else 0.0
+    if late_s > MS:
+        run["warnings"].append(f"it began {late_s:.3f} s after --start-at: not ready before")
+    reasons = [] if summary.get("simulated") else beyond_selftest(
+        run, outcome, known_selftest(outcome))
+    if reasons:
+        run["verdict"] = "CLIENT-LIMITED"
+        run["reasons"] = [*reasons, *run["reasons"]]
+    return peers_of(args, summary, outcome)
+
+
+def peers_of(args: Any, summary: Mapping[str, Any], outcome: Outcome) -> str:
+    """--compat and --save-result for the last run; why it could not be saved, or ''."""
+    run, slo = summary["runs"][-1], slo_from(summary["slo"])
+    if args.compat:
+        run["compat"] = {"vllm": vllm_view(outcome, slo), "aiperf": aiperf_view(outcome, slo)}
+    if not args.saves:
+        return ""
+    view = vllm_view(outcome, slo)
+    path = result_path(args, run, len(summary["plan"]["rates"]) == 1)
+    try:
+        if args.result_dir:
+            os.makedirs(args.result_dir, exist_ok=True)
+    except OSError as error:
+        return f"{args.result_dir} could not be made: {error.strerror}"
+    return save(os.path.dirname(path) or ".", os.path.basename(path),
+                vllm_result(view, outcome, summary["target"], args.lists), None)
+
+
+# -- runs kept on disk
+
+
+class Saved(NamedTuple):
+    """A run as --out kept it."""
+
+    path: str
+    plan: Dict[str, Any]
+    summary: Dict[str, Any]  # {} where the run did not live to write it
+    records: List[Record]  # of requests.jsonl
+
+
+def load_run(path: str) -> Saved:
+    """Read the folder of a run; a torn last line of requests.jsonl is left out. UserError."""
+    plan = read_json(os.path.join(path, "plan.json"))
+    at = os.path.join(path, "summary.json")
+    summary = read_json(at) if os.path.exists(at) else {}
+    records: List[Record] = []
+    at = os.path.join(path, "requests.jsonl")
+    try:
+        with open(at, encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    break  # torn: its process was killed while it wrote
+                records.append(record_of(json.loads(line)))
+    except OSError as error:
+        raise UserError(f"{at}: {error.strerror}") from None
+    except MISSHAPEN:
+        raise UserError(f"{at} line {len(records) + 1}: not a line that this loadgen writes"
+                        ) from None
+    return Saved(path, plan, summary, records)
+
+
+ROW_TIMES = ("due", "sent", "first", "last", "ready", "answer", "opened", "closed", "end")
+ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", "status",
+            "finish_reason", "coalesced", "connect_s", "reused", "resent")
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """The record that a line of requests.jsonl was written from, the run's start being 0 ns.
+
+    Event times are to a microsecond a gap. Raises LookupError, TypeError or ValueError on what no
+    such line holds.
+    """
+    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
+    record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
+    for name in ROW_TIMES:
+        at_s = row[f"{name}_s"]
+        setattr(record, f"{name}_ns", None if at_s is None else round(at_s / NS))
+    for name in ("n_in", *ROW_SAME):
+        setattr(record, name, row[name])
+    record.cls, record.error = row["class"], row["error"] or ""
+    if record.first_ns is not None:
+        record.event_ns = array.array("q", itertools.accumulate(
+            (us * 1000 for us in row["gaps_us"]), initial=record.first_ns))
+    return record
+
+
+def plan_of(saved: Mapping[str, Any], run: int) -> Plan:
+    """The plan of one run as plan.json keeps it."""
+    def fixed(text: str) -> Lengths:  # known by name; the lengths drawn are in the requests
+        return Lengths(text, math.nan, lambda q: math.nan)
+
+    load = Load(saved["rates"][run], saved["concurrency"],
+                math.inf if saved["burstiness"] is None else saved["burstiness"],
+                saved["num_requests"], saved["duration_s"], None)
+    work = Work(fixed(saved["lengths"]["input"]), fixed(saved["lengths"]["output"]),
+                saved["shared_prefix_len"], saved["prefix_groups"])
+    rows = saved["runs"][run]
+    requests = tuple(Planned(i, *each) for i, each in enumerate(zip(
+        saved["arrivals"][run], rows["n_in"], rows["n_out"], rows["group"])))
+    opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
+    return Plan(load, work, saved["seed"], requests, (opened, closed), rows["hash"])
+
+
+PLAN_KEYS = ("seed", "rates", "lengths", "arrival_process", "burstiness", "concurrency",
+             "num_requests", "duration_s", "shared_prefix_len", "prefix_groups")
+
+
+def same_plan(a: Saved, b: Saved) -> None:
+    """UserError naming the difference where two runs are not of the same plan."""
+    if a.plan.get("hash") == b.plan.get("hash"):
+        return
+    found = [f"{key} {json.dumps(a.plan.get(key))} against {json.dumps(b.plan.get(key))}"
+             for key in PLAN_KEYS if a.plan.get(key) != b.plan.get(key)]
+    raise UserError(f"{a.path} and {b.path} are not of the same plan: "
+                    + ("; ".join(found) or "the ramp, or what a file of lengths holds"))
+
+
+# -- shards
+
+GRID_S, SETTLE_S, PREPARE_S = 10, 30.0, 1.0
+
+
+def next_start_ns(start_ns: int, plan: Plan, ended_ns: int) -> int:
+    """When the shards of a sweep begin their next run [ns]: a time that all come to by themselves.
+
+    SETTLE_S after the plan's last arrival, so that shards whose answers end at different times
+    agree; later, by whole GRID_S from the start, where this shard took longer than that.
+    """
+    last_s = plan.window_s[1] if plan.load.num_requests is None else max(
+        (p.due_s for p in plan.requests), default=0.0)
+    wait_s = max(last_s + SETTLE_S, (ended_ns - start_ns) * NS + PREPARE_S)
+    return start_ns + math.ceil(wait_s / GRID_S) * round(GRID_S / NS)
+
+
+def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], number: int
+            ) -> Running:
+    """Wait until shortly before a run is to start; the run's settings with its start in them."""
+    if start_at_s is None:
+        return r
+    now_ns = time.perf_counter_ns()
+    start_ns = (next_start_ns(r.start_ns, plans[number - 1], now_ns) if number
+                else now_ns + round((start_at_s - time.time()) / NS))
+    r = r._replace(start_ns=start_ns)
+    r._replace(start_ns=start_ns - round(PREPARE_S / NS)).begin()
+    return r
+
+
+def shard_folders(paths: Sequence[str]) -> List[str]:
+    """The folders that --merge means: those named, or the shard-* in one that is named."""
+    import glob
+    found = []
+    for path in paths:
+        plans = glob.glob(os.path.join(glob.escape(path), "shard-*", "plan.json"))
+        found += sorted(map(os.path.dirname, plans)) or [path]
+    return found
+
+
+def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
+    """({shard: its run}, how many there were); UserError unless they are of one plan, each once."""
+    parts: Dict[int, Saved] = {}
+    of = 0
+    for part in map(load_run, shard_folders(paths)):
+        try:
+            place, count = part.plan["shard"]
+        except (TypeError, KeyError, ValueError):
+            raise UserError(f"{part.path} is not of a run with --shard; --merge joins the shards "
+                            "of one run") from None
+        if parts:
+            same_plan(next(iter(parts.values())), part)
+        if place in parts:
+            raise UserError(f"{parts[place].path} and {part.path} are both shard {place}")
+        if of not in (0, count):
+            raise UserError(f"{part.path} is one of {count} shards, the others of {of}")
+        parts[place], of = part, count
+    return parts, of
+
+
+def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHealth:
+    """A shard's health from its summary and its records."""
+    health = ClientHealth()
+    health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
+                        if r.sent_ns is not None)
+    health.cpu_s = client["cpu_s"]
+    health.wall_s = health.cpu_s / client["cpu_share"] if client["cpu_share"] else 0.0
+    health.events, health.opened = client["events"], client["connections_opened"]
+    health.coalesced = round((client["coalesced_share"] or 0) * health.events)
+    health.reused, health.resent = client["reused"], client["resent"]
+    health.kernel_stamps, health.interrupted = client["kernel_stamps"], client["interrupted"]
+    health.clock_jump_ns = round(client["clock_jump_s"] / NS)
+    health.peak_rss_bytes = client["peak_rss_bytes"]
+    return health
+
+
+def told_of(part: Optional[Saved], run: int) -> Optional[Mapping[str, Any]]:
+    """What a shard's own summary says of a run; None where it says nothing."""
+    runs = part.summary.get("runs", []) if part else []
+    return runs[run] if run < len(runs) else None
+
+
+def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
+    """(one run's shards as one outcome, what is wrong with any of them).
+
+    The requests of a shard that is missing or died count as cancelled: misses, not forgotten.
+    """
+    plan = max((plan_of(part.plan, run) for part in parts.values()),
+               key=lambda plan: len(plan.requests))
+    outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
+    for shard in range(of):
+        part, told = parts.get(shard), told_of(parts.get(shard), run)
+        mine = [r for r in part.records if r.run == run] if part else []
+        seen = {r.id for r in mine}
+        lost = [p for p in plan.requests[shard::of]
+                if p.id not in seen and plan.measured(p.due_s)]
+        if told:
+            outcome.health.append(health_of(told["client"], mine))
+            if told["verdict"] == "CLIENT-LIMITED":
+                wrong += [f"shard {shard}: {reason}" for reason in told["reasons"][:-1]
+                          or told["reasons"]]
+        if lost or not told:
+            why = ("is missing" if not part else "was interrupted" if told else
+                   "did not end its run")
+            wrong.append(f"shard {shard} of {of} {why}: {len(lost)} of its requests are counted as "
+                         "cancelled, misses")
+            for p in lost:
+                record = Record(p, run, round(p.due_s / NS), True)
+                record.cls, record.error = "cancelled", f"shard {shard} {why}"
+                record.end_ns = record.due_ns  # when it ended is not known: never in flight
+                mine.append(record)
+        outcome.records.extend(mine)
+    return outcome, wrong
+
+
+def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
+                   ) -> Tuple[Outcome, Dict[str, Any]]:
+    """(outcome, summary) of one run over its shards, percentiles from their raw records."""
+    outcome, wrong = joined_outcome(parts, of, run)
+    told = [one for one in (told_of(part, run) for part in parts.values()) if one]
+    first = next((part.summary for part in parts.values() if part.summary), {})
+    if told:
+        outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
+    found = summarise(outcome, slo, first.get("target", {}).get("token_ids", False),
+                      first.get("plan", {}).get("unique_prompts", True))
+    client = found["client"]
+    client["workers"] = sum(one["client"]["workers"] for one in told)
+    client["loop_busy_s"] = {key: max((one["client"]["loop_busy_s"][key] or 0 for one in told),
+                                      default=None) for key in ("p50", "p99", "max")}
+    if wrong:
+        found["verdict"], found["reasons"] = "CLIENT-LIMITED", wrong
+    starts = [one["start_unix_s"] for one in told]
+    found["start_skew_s"] = max(starts) - min(starts) if starts else None
+    return outcome, found
+
+
+def merge(args: Any) -> Dict[str, Any]:
+    """--merge: one summary of the shards of one run; with --out the joined files too."""
+    parts, of = load_shards(args.merge)
+    summaries = [part.summary for part in parts.values() if part.summary]
+    if not summaries:
+        raise UserError("no shard has a summary.json: none of them ended a run")
+    base, plan = summaries[0], next(iter(parts.values())).plan
+    try:
+        slo = slo_from({**base["slo"], **asked_slo(args)})
+        summary: Dict[str, Any] = {
+            "plan": {**base["plan"], "shard": None}, "target": base["target"],
+            "slo": slo_statement(slo), "environment": base["environment"],
+            "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
+            "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
+                                            for key in ("requests", "failed")}},
+            "shards": {"of": of, "joined": sorted(parts),
+                       "missing": [shard for shard in range(of) if shard not in parts]},
+            "runs": []}
+        folder = open_folder(args.out)
+        journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
+        unsaved = save(folder, "plan.json", {**plan, "shard": None})
+        for run in range(max(len(one["runs"]) for one in summaries)):
+            outcome, found = joined_summary(parts, of, run, slo)
+            summary["runs"].append(found)
+            summary["findings"], summary["advice"] = findings(summary), advice(summary)
+            conclude(summary, args)
+            unsaved = peers_of(args, summary, outcome) or unsaved
+            for record in sorted(outcome.records, key=lambda r: (r.due_ns, r.id)):
+                journal.add(record, 0)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise UserError(f"--merge: a plan.json or summary.json is not one that this loadgen "
+                        f"writes: {printable(repr(error), 80)}") from None
+    summary["unsaved"] = (save(folder, "summary.json", summary) or journal.failed
+                          or save(folder, "report.html", page(summary)) or unsaved)
+    return summary
+
+
+def asked_slo(args: Any) -> Dict[str, Any]:
+    """The limits that the command line gives, over those that a run was judged by."""
+    for name, limit in args.goodput or ():
+        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
+                limit / MS)
+    given = {f"{name}_s": getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")}
+    found = {key: value * MS for key, value in given.items() if value}
+    return {**found, "attainment": args.slo_attainment} if found or args.gate else found
+
+
+def shard_lines(summary: Mapping[str, Any]) -> List[str]:
+    """Which shard of how many this is, or how they were joined, for the setup statement."""
+    own, shards = summary["plan"].get("shard"), summary.get("shards")
+    if own:
+        return [f"       shard {own[0]} of {own[1]}: every figure is of its share of the plan; "
+                "--merge joins them"]
+    if not shards:
+        return []
+    skews = [run["start_skew_s"] for run in summary["runs"] if run["start_skew_s"] is not None]
+    gone = ", ".join(map(str, shards["missing"]))
+    return [f"SHARDS {len(shards['joined'])} of {shards['of']} joined"
+            + (f"; MISSING: {gone}" if gone else "")
+            + f"; by their own clocks they started within {in_ms(max(skews, default=None))} ms"]
+
+
+# -- two runs of one plan
+
+RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 12
+SLICES = 60  # of the time that both runs lasted, for token rates
+Edges = Tuple[Optional[float], Optional[float]]  # of a 95% interval; None: cannot be told
+Side = List[Tuple[float, int]]  # values with the block of requests that each belongs to
+DIFF_LATENCIES: Tuple[Tuple[str, str, Callable[[Record], Optional[float]]], ...] = (
+    ("TTFT", "ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
+    ("TPOT", "tpot_s", lambda r: r.tpot_s),
+    ("E2E", "e2e_s", lambda r: r.since(r.last_ns, r.due_ns)))
+
+
+def less(b: float, a: float) -> float:
+    """b - a, where two infinities are alike."""
+    return 0.0 if a == b else b - a
+
+
+def side_of(records: Sequence[Record], block: int, value: Callable[[Record], Optional[float]]
+            ) -> Side:
+    """A latency of each request with its block, ascending; failures infinitely late."""
+    found = [(v, i // block) for i, v in ((i, value(r)) for i, r in enumerate(records))
+             if v is not None]
+    found += [(math.inf, i // block) for i, r in enumerate(records)
+              if not r.ok or r.first_ns is None]
+    return sorted(found)
+
+
+def gaps_side(records: Sequence[Record], block: int) -> Side:
+    """The gaps between output events of successes with their block, ascending [s]."""
+    return sorted((us * US, i // block) for i, r in enumerate(records) if r.ok
+                  for us in r.gaps_us)
+
+
+def weighted(side: Side, weights: Sequence[int], share: float) -> float:
+    """A percentile of a side whose blocks count so often (nearest rank)."""
+    reached = list(itertools.accumulate(weights[block] for _, block in side))
+    return side[bisect.bisect_left(reached, max(1, math.ceil(share * reached[-1])))][0]
+
+
+def resamples(blocks: int, values: int, seed: int) -> List[List[int]]:
+    """How often each block is drawn, for each of many draws with replacement."""
+    rng = stream(seed, "bootstrap")
+    draws = []
+    for _ in range(max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, values)))):
+        weights = [0] * blocks
+        for block in rng.choices(range(blocks), k=blocks):
+            weights[block] += 1
+        draws.append(weights)
+    return draws
+
+
+def bounds(differences: List[float], blocks: int) -> Edges:
+    """95% interval from a bootstrap's differences, widened as Student's t is for few blocks."""
+    ordered = sorted(differences)
+    middle, low, high = (percentile(ordered, share) or 0.0 for share in (0.5, 0.025, 0.975))
+    wider = 1 + 1.7 / blocks  # about t(blocks - 1) / 1.96 * sqrt(blocks / (blocks - 1))
+    if not math.isinf(middle):
+        low, high = middle + (low - middle) * wider, middle + (high - middle) * wider
+    return low, high
+
+
+def diff_row(name: str, key: str, values: Edges, edges: Edges) -> Dict[str, Any]:
+    """One metric of a comparison, with the answer that its interval allows."""
+    (a, b), (low, high) = values, edges
+    answer = ("not enough requests to tell" if low is None or high is None
+              else "B higher" if low > 0 else "B lower" if high < 0 else "no difference shown")
+    return {"name": name, "metric": key, "a": a, "b": b, "low": low, "high": high,
+            "difference": None if a is None or b is None else less(b, a), "answer": answer}
+
+
+def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, enough: bool
+                   ) -> List[Dict[str, Any]]:
+    """p50 and p99 of one latency in both runs; the same draws of blocks for both, so paired."""
+    rows = []
+    draws = resamples(blocks, len(sides[0]) + len(sides[1]), 1) if all(sides) else []
+    for share in (0.5, 0.99):
+        a, b = (percentile([v for v, _ in side], share) for side in sides)
+        edges: Edges = (None, None)
+        if draws and blocks >= BLOCKS_FEWEST and (enough or share == 0.5):
+            found = [[weighted(side, weights, share) if any(weights) else 0.0 for side in sides]
+                     for weights in draws]
+            edges = bounds([less(y, x) for x, y in found], blocks)
+        rows.append(diff_row(f"{name} p{share * 100:g}", f"{key} p{share * 100:g}", (a, b), edges))
+    return rows
+
+
+def mean_difference(pairs: Sequence[Tuple[float, float]]) -> Edges:
+    """95% interval of the mean of b - a over pairs in order of time, autocorrelation included."""
+    steps = [b - a for a, b in pairs]
+    n = len(steps)
+    worth = n / autocorrelation_factor(steps) if n else 0.0
+    if worth < BLOCKS_FEWEST:
+        return None, None
+    mean = math.fsum(steps) / n
+    sd = math.sqrt(math.fsum((s - mean) ** 2 for s in steps) / (n - 1))
+    half = (Z95 + 2.4 / worth) * sd / math.sqrt(worth)  # Student's t to a hundredth
+    return mean - half, mean + half
+
+
+def token_slices(records: Sequence[Record], span_ns: int) -> List[float]:
+    """Output tokens a second in each of SLICES equal parts of the first span_ns of a run."""
+    rates, each_s = [0.0] * SLICES, span_ns * NS / SLICES
+    for r in records:
+        worth = (r.n_out or 0) / len(r.event_ns) / each_s if r.event_ns else 0.0
+        for at in r.event_ns:
+            if 0 <= at < span_ns:
+                rates[at * SLICES // span_ns] += worth
+    return rates
+
+
+def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Optional[float]
+            ) -> Dict[str, Any]:
+    """Two runs of one plan, metric by metric, with 95% intervals of the difference.
+
+    Requests are paired by id. Percentiles: bootstrap over blocks of successive requests, three
+    times as long as what they remember, the same blocks drawn for both. Source: Kuensch, "The
+    jackknife and the bootstrap for general stationary observations" (1989). Shares and rates: the
+    mean of paired differences. An interval holds what moves within one run, not from run to run.
+    """
+    first, second = ({r.id: r for r in records if r.measured} for records in (a, b))
+    ids = sorted(first.keys() & second.keys(), key=lambda i: (first[i].due_ns, i))
+    left, right = [first[i] for i in ids], [second[i] for i in ids]
+    n = len(ids)
+    factor = max((autocorrelation_factor([DIFF_LATENCIES[0][2](r) or math.inf for r in side])
+                  for side in (left, right)), default=1.0)
+    block = max(1, math.ceil(n ** (1 / 3)), math.ceil(3 * factor))
+    blocks = -(-n // block) if n else 0
+    rows: List[Dict[str, Any]] = []
+    for name, key, value in DIFF_LATENCIES:
+        sides = side_of(left, block, value), side_of(right, block, value)
+        rows += compare_spread(name, key, sides, blocks, n / factor >= 368)
+    rows += compare_spread("ITL", "itl_s", (gaps_side(left, block), gaps_side(right, block)),
+                           blocks, n / factor >= 50)
+    if slo.any and n:
+        met = [(float(slo.met(x)), float(slo.met(y))) for x, y in zip(left, right)]
+        shares = sum(x for x, _ in met) / n, sum(y for _, y in met) / n
+        # one pair more each way: a share of 100% in both is no proof. Agresti and Min (2005)
+        low, high = mean_difference([*met, (0.0, 1.0), (1.0, 0.0)])
+        for name, key, scale in (("attainment", "attainment", 1.0),
+                                 ("goodput", "goodput_rps", rate_rps)):
+            if scale is not None:
+                rows.append(diff_row(name, key, (scale * shares[0], scale * shares[1]),
+                                     (None, None) if low is None or high is None
+                                     else (scale * low, scale * high)))
+    ends = [max((r.end_ns or 0 for r in side), default=0) for side in (left, right)]
+    if min(ends) > 0:
+        slices = [token_slices(side, min(ends)) for side in (a, b)]
+        means = [sum(part) / SLICES for part in slices]
+        rows.append(diff_row("out tok/s", "output_tok_s", (means[0], means[1]),
+                             mean_difference(list(zip(*slices)))))
+    return {"paired": n, "block": block, "n_effective": n / factor if n else 0.0, "metrics": rows}
+
+
+def diff_command(args: Any) -> int:
+    """--diff A B: print how two runs of one plan differ, and whether that is shown. Exit code 0."""
+    a, b = map(load_run, args.diff)
+    same_plan(a, b)
+    try:
+        slo = Slo(**{**a.summary["slo"], **asked_slo(args)})
+        report: Dict[str, Any] = {
+            "plan": a.plan["hash"], "slo": slo._asdict(),
+            **{name: {"path": one.path, "model": one.summary["target"]["model"],
+                      "url": one.summary["target"]["url"],
+                      "started": one.summary["environment"]["started"]}
+               for name, one in (("a", a), ("b", b))}, "runs": []}
+        for run, (one, other) in enumerate(zip(a.summary["runs"], b.summary["runs"])):
+            sides = [[r for r in side.records if r.run == run] for side in (a, b)]
+            report["runs"].append({
+                "label": one["label"], "verdicts": [one["verdict"], other["verdict"]],
+                **compare(sides[0], sides[1], slo, one["offered_rate_rps"])})
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
+                        f"{printable(repr(error), 80)}") from None
+    print(json.dumps(null_infinities(report), indent=1, allow_nan=False) if args.json
+          else "\n".join(diff_lines(report)))
+    return 0
+
+
+def diff_lines(report: Mapping[str, Any]) -> List[str]:
+    """The comparison as text."""
+    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url']}, {one['started']}"
+             for name, one in (("a", report["a"]), ("b", report["b"]))]
+    for run in report["runs"]:
+        lines += ["", f"RATE {run['label']}: {run['paired']} requests paired by id; "
+                  f"A {run['verdicts'][0]}, B {run['verdicts'][1]}",
+                  f"  {'':<11} {'A':>10} {'B':>10} {'B - A':>10}  95% interval"]
+        for row in run["metrics"]:
+            scale = MS if "_s p" in row["metric"] else 1.0
+            a, b, step, low, high = ("-" if row[key] is None else figure(row[key] / scale)
+                                     for key in ("a", "b", "difference", "low", "high"))
+            edges = "-" if low == "-" else f"{low} to {high}"
+            lines.append(f"  {row['name']:<11} {a:>10} {b:>10} {step:>10}  {edges:<20} "
+                         f"{row['answer']}")
+    return [*lines, "", "latencies in ms, from due; failures count as infinitely late. Of twenty "
+            "intervals, one misses by chance",
+            "one run each: what changes from run to run (other load, a warm cache) is not in the "
+            "intervals; repeat A against A to see it"]
+
+
+# -- the self-test
+
+TEST_STEP_S, TEST_TOKENS = 0.020, 100
+TEST_STREAMS, TEST_RATES = (64, 128, 256, 512, 1024, 2048), (250, 500, 1000, 2000)
+TEST_ERROR_S = MS
+TEST_SPARE = 1.1  # how far past a proven load a run may go
+TEST_PROFILE = {"weights_s": TEST_STEP_S, "sequence_s": 0.0, "prefill_s_per_token": 0.0,
+                "max_num_seqs": 8192, "max_num_batched_tokens": 131072, "num_blocks": 131072,
+                "prefix_caching": False}
+TEST_LIMITS = (("streams", "streams open at once"), ("events_per_s", "output events/s"),
+               ("requests_per_s", "requests/s"))
+
+
+def selftest_path() -> str:
+    """Where self-tests are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "loadgen", "selftest.json")
+
+
+def selftest_key(processes: int) -> str:
+    """What a self-test holds for: processor, cores, Python, worker processes."""
+    here = environment()
+    return (f"{here['cpu'] or here['machine']}, {here['cores']} cores, Python {here['python']}, "
+            f"{processes} workers")
+
+
+def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
+    """What a self-test on a machine like this found, or nothing."""
+    try:
+        found = read_json(selftest_path()).get(selftest_key(len(outcome.health)))
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def client_load(outcome: Outcome, span_s: float) -> Dict[str, float]:
+    """What the client had to bear, means over the span: open streams, events and requests/s."""
+    records = outcome.records
+    if not span_s:
+        return dict.fromkeys(("streams", "events_per_s", "requests_per_s"), 0.0)
+    open_ns = sum(r.last_ns - r.first_ns for r in records
+                  if r.first_ns is not None and r.last_ns is not None)
+    return {"streams": open_ns * NS / span_s,
+            "events_per_s": sum(r.events for r in records) / span_s,
+            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
+
+
+def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str, Any]
+                    ) -> List[str]:
+    """Why a run is past what the self-test found right, for its verdict."""
+    load = client_load(outcome, run["span_s"])
+    return [f"{load[key]:.0f} {what}, past the {known[key]:.0f} at which --selftest found times "
+            "right on this machine: more --workers, and --selftest with as many"
+            for key, what in TEST_LIMITS
+            if isinstance(known.get(key), (int, float)) and load[key] > TEST_SPARE * known[key]]
+
+
+def stamp_errors(records: Sequence[Record], truth: Mapping[str, Sequence[int]]
+                 ) -> Tuple[List[float], List[float]]:
+    """([TTFT error], [ITL error]) [s] of a run against the engine's own times of sending.
+
+    Both clocks are one, so a first output's error is the difference of two stamps. A request that
+    failed, or whose events do not match, is wrong without bound.
+    """
+    first, gap = [], []
+    for r in records:
+        true = truth.get(f"loadgen-{r.run}-{r.id}", ())
+        if not r.ok or len(true) != len(r.event_ns):
+            first.append(math.inf)
+            continue
+        off = [(own - sent) * NS for own, sent in zip(r.event_ns, true)]
+        first.append(abs(off[0]) if off else math.inf)
+        gap += [abs(b - a) for a, b in zip(off, off[1:])]
+    return first, gap
+
+
+def trial(r: Running, rate_rps: float, number: int, n_out: int) -> Dict[str, Any]:
+    """One level of the self-test: a load, its errors, whether they are within bounds."""
+    import http.client
+    mock = http.client.HTTPConnection(r.target.host, r.target.port, timeout=60)
+
+    def ask(path: str) -> Any:
+        mock.request("GET", path)
+        return json.loads(mock.getresponse().read())
+
+    ask("/truth/events")
+    work = Work(parse_lengths("8"), parse_lengths(str(n_out)), 0, 1)
+    e2e_s = (n_out + 1) * TEST_STEP_S
+    plan = make_plan(Load(rate_rps, None, 1.0, number, None, None), work, 1, e2e_s)
+    outcome = run_plan(plan, 0, r, ONE_A_WORD, e2e_s)
+    truth = {row["id"]: row["event_ns"] for row in ask("/truth")["requests"] if "event_ns" in row}
+    mock.close()
+    first, gap = stamp_errors(outcome.records, truth)
+    client = client_summary(outcome, outcome.records)
+    steps = sorted((b - a) * NS for times in truth.values() for a, b in zip(times, times[1:]))
+    step_s = percentile(steps, 0.5) or TEST_STEP_S
+    found = {"requests_per_s": rate_rps, "streams": rate_rps * (n_out - 1) * step_s,
+             "events_per_s": rate_rps * n_out, "ttft_error_p99_s": percentile(sorted(first), 0.99),
+             "itl_error_p99_s": percentile(sorted(gap), 0.99), "step_s": step_s,
+             "cpu_share": client["cpu_share"], "reasons": client_reasons(client)}
+    found["engine_kept_up"] = step_s < 1.2 * TEST_STEP_S
+    found["right"] = not found["reasons"] and all(
+        (found[key] or 0.0) <= TEST_ERROR_S for key in ("ttft_error_p99_s", "itl_error_p99_s"))
+    return found
+
+
+def ladder(levels: Iterable[Tuple[float, int, int]], attempt: Callable[[float, int, int], Any],
+           say: Callable[[Any], None]) -> Tuple[List[Any], str]:
+    """Levels from the lightest up until one is wrong twice; ([those right], why it ended)."""
+    right: List[Any] = []
+    for level in levels:
+        found = attempt(*level)
+        say(found)
+        if not found["right"] and found["engine_kept_up"]:
+            found = attempt(*level)
+            say(found)
+        if not found["engine_kept_up"]:
+            return right, "the test's own engine could not send faster: the client may bear more"
+        if not found["right"]:
+            return right, "the client's times were off beyond that"
+        right.append(found)
+    return right, "the test goes no further"
+
+
+def selftest_command(args: Any) -> int:
+    """--selftest: the client against the engine's own times, at rising load; 1 where none is right.
+
+    Streams: TEST_TOKENS tokens each, one every TEST_STEP_S. Requests: of two tokens.
+    """
+    import tempfile
+    import types
+
+    def say(found: Any) -> None:
+        why = ("right" if found["right"] else "engine too slow" if not found["engine_kept_up"]
+               else "; ".join(found["reasons"]) or "WRONG")
+        if not args.json:
+            print(f"{found['streams']:>8.0f} {found['requests_per_s']:>11.0f} "
+                  f"{found['events_per_s']:>9.0f} {in_error(found['ttft_error_p99_s']):>9} "
+                  f"{in_error(found['itl_error_p99_s']):>8} "
+                  f"{optional(found['cpu_share'], '{:.0%}'):>5}  {why}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "profile.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(TEST_PROFILE, file)
+        mock = MockProcess(types.SimpleNamespace(mock=path, faults=None))
+        try:
+            own = parse_args([mock.url, "--rate", "1", "--workers", str(args.workers)])
+            target = target_of(own, mock.url)._replace(model=MODEL, headers=())
+            r = Running(target, wiring_of(own, target), args.workers, Journal(None), Interrupt(),
+                        1, True)
+            raise_descriptors(2 * TEST_STREAMS[-1])
+            if not args.json:
+                print(" streams  requests/s  events/s  TTFT err  ITL err   CPU   (p99, ms)")
+            e2e_s = TEST_TOKENS * TEST_STEP_S
+            attempt = functools.partial(trial, r)
+            wide, why_wide = ladder([(n / e2e_s, round(1.5 * n), TEST_TOKENS)
+                                     for n in TEST_STREAMS], attempt, say)
+            quick, why_quick = ladder([(n, 2 * n, 2) for n in TEST_RATES], attempt, say)
+        finally:
+            mock.stop()
+    if r.stop():
+        return 130
+    return selftest_verdict(args, wide, quick, (why_wide, why_quick))
+
+
+def in_error(value: Optional[float]) -> str:
+    """An error in ms, to a thousandth."""
+    return "-" if value is None else f"{value / MS:.3f}"
+
+
+def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: Tuple[str, str]
+                     ) -> int:
+    """Print and keep what the self-test found; its exit code."""
+    if not wide or not quick:
+        print("loadgen: --selftest: this machine measures nothing right to 1 ms, not even the "
+              "lightest load; try again when it is quiet", file=sys.stderr)
+        return 1
+    found = {"streams": wide[-1]["streams"],
+             "events_per_s": max(one["events_per_s"] for one in (*wide, *quick)),
+             "requests_per_s": max(one["requests_per_s"] for one in (*wide, *quick)),
+             "streams_ended": why[0], "requests_ended": why[1],
+             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    path, key = selftest_path(), selftest_key(args.workers)
+    try:
+        kept = read_json(path) if os.path.exists(path) else {}
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        unsaved = save(os.path.dirname(path), os.path.basename(path), {**kept, key: found})
+    except (UserError, OSError) as error:
+        unsaved = str(error)
+    if args.json:
+        print(json.dumps({key: found, "levels": [*wide, *quick]}, indent=1))
+    else:
+        print(f"RIGHT within 1 ms (p99) up to {found['streams']:.0f} streams and "
+              f"{found['events_per_s']:.0f} events/s ({why[0]}),\n      and up to "
+              f"{found['requests_per_s']:.0f} requests/s ({why[1]}). Later runs past that on this "
+              f"machine are CLIENT-LIMITED.")
+    if unsaved:
+        print(f"loadgen: --selftest is not kept: {unsaved}", file=sys.stderr)
+    return 0
 
 
 # ---- 12. The command line ----------------------------------------------------------------------
@@ -8106,20 +9143,20 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
     running = Running(target, wiring, args.workers, journal, Interrupt(),
                       int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
-                      Engine(profile_from(simulated["step_time"])) if simulated else None)
+                      Engine(profile_from(simulated["step_time"])) if simulated else None,
+                      shard=args.shard or (0, 1))
     warm, running, calibration, expected_s = warmed(args, work, running)
     slo = slo_of(args)
     read, metrics = (None, None) if simulated else metrics_source(args, target, wiring)
     running = running._replace(scraper=Scraper(read) if read else None)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
-    most = most_connections(plans, expected_s)
+    most = -(-most_connections(plans, expected_s) // running.shard[1])
     for warning in filter(None, () if simulated else (raise_descriptors(most),
                                                       too_few_ports(most))):
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
-        "slo": {**slo._asdict(), "classes": {name: own._asdict()
-                                             for name, own in slo.classes.items()}},
+        "slo": slo_statement(slo),
         "environment": environment(), "warmup": warm, "simulated": simulated, "metrics": metrics,
         "runs": []}
     if simulated:
@@ -8131,6 +9168,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
                      for plan in plans]})
     for number, plan in enumerate(plans):
+        running = aligned(running, args.start_at, plans, number)
         outcome = run_plan(plan, number, running, calibration, expected_s)
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
@@ -8140,7 +9178,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
                                         if summary["target"]["url"] and any(
                                             r.ok for r in outcome.records) else {})
         conclude(summary, args)
-        unsaved = (save(folder, "summary.json", summary)
+        unsaved = (after_run(args, summary, outcome, running.start_ns)
+                   or save(folder, "summary.json", summary)
                    or save(folder, "report.html", page(summary)) or unsaved)
         if running.stop():
             break
@@ -8205,7 +9244,7 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
             "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
             "unique_prompts": not args.no_unique_prompts, "workers": args.workers,
-            "workload": args.workload, "traffic": traffic_statement(args)}
+            "shard": args.shard, "workload": args.workload, "traffic": traffic_statement(args)}
 
 
 def plan_rows(plan: Plan) -> Dict[str, Any]:
@@ -8239,7 +9278,7 @@ def open_folder(path: Optional[str]) -> Optional[str]:
     return path
 
 
-def save(folder: Optional[str], name: str, value: Any) -> str:
+def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1) -> str:
     """Write a file, JSON or text, whole or not at all; why it could not be, or ''."""
     if folder is None:
         return ""
@@ -8247,7 +9286,7 @@ def save(folder: Optional[str], name: str, value: Any) -> str:
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
             file.write(value if isinstance(value, str) else json.dumps(
-                null_infinities(value), indent=1, allow_nan=False) + "\n")
+                null_infinities(value), indent=indent, allow_nan=False) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -8276,9 +9315,12 @@ def run(argv: Sequence[str]) -> int:
         return serve_command(args)
     if args.report:
         return report_command(args)
+    if args.diff or args.selftest:
+        return (diff_command if args.diff else selftest_command)(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
-        summary = measure(args, mock.url if mock else args.url or "http://simulated")
+        summary = merge(args) if args.merge else measure(
+            args, mock.url if mock else args.url or "http://simulated")
     finally:
         if mock:
             mock.stop()
