@@ -3145,7 +3145,8 @@ class Source:
                 self.lost += sum(1 for _ in turns_of([follow]))
             return
         talk = [*out.talk, {"role": "assistant", "content": said}]
-        due_ns = record.end_ns + round(follow.due_s / NS)
+        # end_ns is when the loop woke: bytes that came while it read are stamped later
+        due_ns = max(record.end_ns, record.last_ns or record.end_ns) + round(follow.due_s / NS)
         made = Outgoing(follow, self.make(follow, talk), talk)
         heapq.heappush(self.turns, (due_ns, follow.id, made))
 
