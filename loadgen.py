@@ -636,6 +636,7 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
 
 def settle(args: Any, pasted: bool) -> None:
     """Fill in what follows from other flags; UserError where they contradict each other."""
+    args.deployed = None
     if args.sweep and args.rate is not None:
         raise UserError("--sweep and --rate say the same thing; give one")
     if args.num_requests and args.duration:
@@ -5090,7 +5091,7 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
     if short:
         found.append(f"{short} answers were shorter than asked: the model stopped early, or "
                      "ignore_eos was not honoured")
-    lost = (summary["turns"] or {}).get("lost")
+    lost = (summary.get("turns") or {}).get("lost")
     if lost:
         found.append(f"{lost} later turns were never due: an earlier one of their session failed; "
                      "they are in no figure")
@@ -5603,7 +5604,7 @@ TABLE = (  # the usual columns first and in this order, then ours
 
 def verdict_text(run: Mapping[str, Any]) -> str:
     """The verdict; a simulated run measured nothing, and says so in its place."""
-    if not run["simulated"]:
+    if not run.get("simulated"):
         return str(run["verdict"])
     return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
@@ -5632,7 +5633,7 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
-    lines = ["ms from due" + (", SIMULATED" if summary["simulated"] else "")
+    lines = ["ms from due" + (", SIMULATED" if summary.get("simulated") else "")
              + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
                               if asked else "" if slo.get("classes")
                               else "; no SLO given, so no goodput")
@@ -5679,9 +5680,9 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
-    for name, part in {**(run["classes"] or {}), **(run["turns"] or {})}.items():
-        lines += part_lines(name if run["classes"] else f"{name} turns", part)
-    if not run["simulated"]:
+    for name, part in {**(run.get("classes") or {}), **(run.get("turns") or {})}.items():
+        lines += part_lines(name if run.get("classes") else f"{name} turns", part)
+    if not run.get("simulated"):
         lines += [client_line(run["client"]), *server_lines(run.get("server"))]
     lines += [*compat_lines(run), *(f"  warning: {warning}" for warning in run["warnings"])]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
@@ -5729,7 +5730,7 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
     what = target["url"]
-    if summary["simulated"]:
+    if summary.get("simulated"):
         told = ", ".join(f"{key} {value:g}" for key, value in
                          summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
         what = (f"SIMULATED, no server, nothing measured: engine of "
@@ -5752,7 +5753,7 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     client = run["client"]
     clock = (f"{client['workers']} worker(s), receive times from "
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
-    lines.append(f"       {'virtual clock' if summary['simulated'] else clock}; plan "
+    lines.append(f"       {'virtual clock' if summary.get('simulated') else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
     if any("compat" in run for run in summary["runs"]):
         lines += [("COMPAT " if line == COMPAT_WHY[0] else "       ") + line for line in COMPAT_WHY]
@@ -9302,7 +9303,7 @@ def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
     if summary["unsaved"] or not any(run["completed"] for run in runs) or any(
             run["verdict"] == "CLIENT-LIMITED" for run in runs):
         return 1
-    judged = [*runs, *(part for run in runs for part in (run["classes"] or {}).values()
+    judged = [*runs, *(part for run in runs for part in (run.get("classes") or {}).values()
                        if any(part["slo"].values()))]
     if args.gate and any((part["attainment"] or 0) < args.slo_attainment for part in judged):
         return 3
