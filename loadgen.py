@@ -7,11 +7,13 @@
 
 Requests go out when the plan says, whatever the answers do, and latency runs from that moment, so
 that a slow server cannot slow the clock. The client judges itself: a run that it spoilt says so.
-Standard library only. --mock brings its own engine, over real HTTP on this machine.
+Standard library only. --mock brings its own engine, over real HTTP on this machine; --simulate
+runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
 Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
 5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 7b server metrics,
-8 statistics, 8c findings, 9 rendering, 10 the engine, 11 the mock server, 12 the command line.
+8 statistics, 8c findings, 9 rendering, 10 the engine and its virtual clock, 11 the mock server,
+12 the command line.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import select
@@ -430,6 +433,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
     "mock engine": (
         Flag("--mock", word, "PROFILE", "start the built-in engine, and aim at it; PROFILE: a JSON "
              "file of its constants", nargs="?"),
+        Flag("--simulate", word, "PROFILE", "run the plan on that engine under a virtual clock, "
+             "without sockets or waiting", nargs="?"),
         Flag("--serve", None, "", "run the engine alone, for other clients"),
         Flag("--faults", word, "LIST", "have the engine misbehave: stall=0.05,status:503=0.1"),
     ),
@@ -547,19 +552,27 @@ def settle(args: Any, pasted: bool) -> None:
             raise UserError("--metrics-url and --no-metrics contradict each other; give one")
     if args.ramp is not None and not args.duration:
         raise UserError("--ramp goes with --duration")
+    own = args.mock is not None or args.simulate is not None
+    if args.simulate is not None:
+        for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
+                                 ("--serve", args.serve, "that runs in real time"),
+                                 ("--faults", args.faults, "faults need sockets; use --mock")):
+            if given:
+                raise UserError(f"--simulate and {flag} do not go together: {why}")
     if args.faults and args.mock is None and not args.serve:
         raise UserError("--faults needs the built-in engine: add --mock or --serve")
     parse_faults(args.faults or "")
     if args.url and args.base_url:
         raise UserError("the URL is given twice; drop --base-url")
     args.url = args.url or args.base_url
-    if args.url is None and args.mock is None and (pasted or args.host or args.port):
+    if args.url is None and not own and (pasted or args.host or args.port):
         args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
-    if args.url and args.mock is not None:
-        raise UserError("--mock brings its own engine; drop the URL, or --mock")
+    if args.url and own:
+        name = "--mock" if args.simulate is None else "--simulate"
+        raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
     if args.serve:
         return
-    if args.url is None and args.mock is None:
+    if args.url is None and not own:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
     if args.rate is None and not args.sweep and args.concurrency is None:
         if not pasted:
@@ -1821,18 +1834,21 @@ class Record:
     def take(self, reply: Reply) -> None:
         """Copy what the reply holds."""
         stamps = reply.event_ns
-        self.event_ns, self.events = stamps, len(stamps)
-        if stamps:
-            self.first_ns, self.last_ns = stamps[0], stamps[-1]
-            self.itl_max_s = max((b - a for a, b in zip(stamps, stamps[1:])), default=None)
-            if self.itl_max_s is not None:
-                self.itl_max_s *= NS
+        self.stamp(stamps)
         self.answer_ns, self.coalesced = reply.answer_ns, reply.coalesced
         self.n_in, self.cached_tokens = reply.n_in, reply.cached_tokens
         self.n_out, self.n_out_estimated = reply.n_out, False
         if self.n_out is None and stamps:
             self.n_out, self.n_out_estimated = len(stamps), True
         self.status, self.finish_reason = reply.status, reply.finish_reason
+
+    def stamp(self, stamps: array.array[int]) -> None:
+        """Keep the times of its output events, and what follows from them."""
+        self.event_ns, self.events = stamps, len(stamps)
+        if stamps:
+            self.first_ns, self.last_ns = stamps[0], stamps[-1]
+        if len(stamps) > 1:
+            self.itl_max_s = max(map(operator.sub, stamps[1:], stamps)) * NS
 
     @property
     def ok(self) -> bool:
@@ -1894,6 +1910,11 @@ class Clocks:
             if best is None or after - before < best[0]:
                 best = (after - before, real - (before + after) // 2)
         return best[1] if best else 0
+
+    def monotonic_ns(self, ancillary: Sequence[Tuple[int, int, bytes]]) -> int:
+        """The kernel's stamp that came with a read, on the monotonic clock."""
+        seconds, nanoseconds = STAMP.unpack(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self.offset_ns)
 
     def retake(self) -> None:
         """Follow the real-time clock; remember the largest jump beyond a slew."""
@@ -2069,7 +2090,7 @@ class Source:
             if planned.id >= known and planned.id % self.shards == self.shard:
                 yield Outgoing(planned, self.make(planned))
 
-    def next_ns(self, now_ns: int, driver: Driver) -> Optional[int]:
+    def next_ns(self, now_ns: int, driver: Union[Driver, Virtual]) -> Optional[int]:
         """When the next request is due [ns]; None when no more will come."""
         if self.more is not None:
             closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
@@ -2100,7 +2121,7 @@ class Source:
         self.ready.clear()
         return found
 
-    def abandons(self, driver: Driver) -> bool:
+    def abandons(self, driver: Union[Driver, Virtual]) -> bool:
         """Whether what is in flight is of no interest: window mode, all measured ones ended."""
         return self.more is not None and driver.stopped_ns is None
 
@@ -2403,7 +2424,7 @@ class Driver:
         record, reply = conn.record, conn.reply
         assert record is not None and reply is not None
         record.take(reply)
-        kind, why = self.judged(record, kind, why)
+        kind, why = judged(record, self.wiring.timeouts, kind, why)
         conn.record, conn.request, conn.idle_ns = None, b"", now_ns
         if kind in ("stalled", "timeout", "cancelled") or conn.out:
             self.close(conn)
@@ -2412,21 +2433,6 @@ class Driver:
         else:
             self.settle(conn)
         self.finish(record, kind, why, now_ns)
-
-    def judged(self, record: Record, kind: str, why: str) -> Tuple[str, str]:
-        """The class of a request, its times considered: a success past a limit is none."""
-        limits, sent_ns = self.wiring.timeouts, record.sent_ns
-        if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
-            return kind, why
-        if record.first_ns < sent_ns:
-            return "malformed", "answered before it was asked"
-        if (record.first_ns - sent_ns) * NS > limits.first_output_s:
-            return "timeout", f"no output within {limits.first_output_s:g} s (first output)"
-        if (record.itl_max_s or 0) > limits.stall_s:
-            return "stalled", f"no output for {limits.stall_s:g} s (stall)"
-        if (record.last_ns - sent_ns) * NS > limits.total_s:
-            return "timeout", f"not over within {limits.total_s:g} s (total)"
-        return kind, why
 
     def settle(self, conn: Channel) -> None:
         """The answer's framing is over too: the connection is free for the next, or closed."""
@@ -2485,12 +2491,11 @@ class Driver:
             self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
                      f"{record.n_out_planned} tokens asked for", now_ns)
         elif age_s > limits.total_s:
-            self.end(conn, "timeout", f"not over within {limits.total_s:g} s (total)", now_ns)
+            self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
-            self.end(conn, "timeout", f"no output within {limits.first_output_s:g} s (first "
-                     "output)", now_ns)
+            self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
         elif reply.event_ns and silent_s > limits.stall_s:
-            self.end(conn, "stalled", f"no output for {limits.stall_s:g} s (stall)", now_ns)
+            self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
         """Keep so many connections ready beyond those in use, a few at a time."""
@@ -2669,6 +2674,26 @@ class Driver:
         self.health.clock_jump_ns = self.clocks.jump_ns
 
 
+NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
+STALLED = "no output for {:g} s (stall)"
+
+
+def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, str]:
+    """The class of a request, its times considered: a success past a limit is none."""
+    sent_ns = record.sent_ns
+    if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
+        return kind, why
+    if record.first_ns < sent_ns:
+        return "malformed", "answered before it was asked"
+    if (record.first_ns - sent_ns) * NS > limits.first_output_s:
+        return "timeout", NO_OUTPUT.format(limits.first_output_s)
+    if (record.itl_max_s or 0) > limits.stall_s:
+        return "stalled", STALLED.format(limits.stall_s)
+    if (record.last_ns - sent_ns) * NS > limits.total_s:
+        return "timeout", NOT_OVER.format(limits.total_s)
+    return kind, why
+
+
 def output_ns(record: Record, reply: Reply) -> int:
     """When a request last brought output, as far as parsed; else when it was sent [ns]."""
     return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
@@ -2688,6 +2713,7 @@ class Outcome(NamedTuple):
     start_ns: int
     calibration: Calibration
     warnings: List[str]
+    simulated: bool = False  # on the virtual clock: nothing was measured
     rows: Sequence[Mapping[str, Any]] = ()  # readings of the server's metrics, section 7b
 
 
@@ -2778,12 +2804,15 @@ class Running(NamedTuple):
     stop: Callable[[], bool]
     salt: int
     unique: bool
+    engine: Optional[Engine] = None  # simulate: on this engine, under the virtual clock
     scraper: Optional[Scraper] = None
 
 
 def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
              expected_e2e_s: float) -> Outcome:
     """Send a plan and gather its records, over one process or several."""
+    if r.engine is not None:
+        return simulate_plan(plan, run, r.engine, r)
     prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration)
 
     def make(planned: Planned) -> bytes:
@@ -3028,6 +3057,8 @@ def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Runni
     def make(planned: Planned) -> bytes:
         return encode(r.target, prompts, planned, 0, -1)
 
+    if r.engine is not None:  # on another, that this one may begin cold
+        return simulate_plan(plan, -1, r.engine.profile, r), []
     if requests:
         work_share(plan, -1, r, make, (0, 1), (2, 0), records, bool, time.perf_counter_ns)
     points = [(calibration.words_for(record.n_in_planned), record.n_in) for record in records
@@ -3422,7 +3453,7 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
-        rho = sum(a * b for a, b in zip(ranks, ranks[lag:])) / variance
+        rho = sum(map(operator.mul, ranks, ranks[lag:])) / variance
         if rho < Z95 / math.sqrt(n):
             break
         total += 2 * rho
@@ -3496,8 +3527,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     """
     bins: Dict[int, int] = {}  # gaps by microseconds: a long run has millions
     for record in records:
-        for gap_us in gaps_us(record):
-            bins[gap_us] = bins.get(gap_us, 0) + 1
+        for gap_ns, times in collections.Counter(gaps_ns(record)).items():
+            gap_us = (gap_ns + 500) // 1000
+            bins[gap_us] = bins.get(gap_us, 0) + times
     n = sum(bins.values())
     if not n:
         return spread_of([])
@@ -3514,7 +3546,8 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
 
     limit_us = quantile(0.99) / US
     beyond = (n - reached[bisect.bisect_right(ladder, limit_us) - 1]) / n
-    clustered = sum((sum(us > limit_us for us in gaps_us(r)) - beyond * max(0, r.events - 1)) ** 2
+    is_beyond = (math.floor(limit_us) * 1000 + 500).__le__  # in ns: what rounds to more
+    clustered = sum((sum(map(is_beyond, gaps_ns(r))) - beyond * max(0, r.events - 1)) ** 2
                     for r in records)
     independent = n * beyond * (1 - beyond)
     effect = max(1.0, clustered / independent) if independent else 1.0
@@ -3525,10 +3558,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
 
-def gaps_us(record: Record) -> Iterator[int]:
-    """The gaps between a record's output events [us]."""
-    stamps = record.event_ns
-    return ((b - a + 500) // 1000 for a, b in zip(stamps, itertools.islice(stamps, 1, None)))
+def gaps_ns(record: Record) -> Iterator[int]:
+    """The gaps between a record's output events [ns]."""
+    return map(operator.sub, record.event_ns[1:], record.event_ns)
 
 
 class Slo(NamedTuple):
@@ -3602,6 +3634,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
         "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
         "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
+        "simulated": outcome.simulated,
         "attainment": attainment if slo.any else None,
         "attainment_interval": share_interval(met, worth, offered) if slo.any else None,
         "goodput_rps": rate * attainment if slo.any and rate is not None
@@ -3647,7 +3680,7 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
         stamps = r.event_ns
         if not stamps or not r.n_out:
             return 0.0
-        inside = sum(span[0] <= t <= span[1] for t in stamps)
+        inside = bisect.bisect_right(stamps, span[1]) - bisect.bisect_left(stamps, span[0])
         return r.n_out * inside / len(stamps)
 
     made = sum(received(r) for r in everything)
@@ -3673,6 +3706,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
         return offered, ok
 
     found: Dict[str, Any] = {}
+    spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
     for key, value in (
             ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
             ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
@@ -3681,8 +3715,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
-        found[key] = spread_of(offered)
-        found[key]["successes"] = spread_of(ok)
+        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
     events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
@@ -3730,7 +3763,7 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
     busy = sorted(x for h in health for x in h.busy_s)
     events = sum(h.events for h in health)
     cpu_s = sum(h.cpu_s for h in health)
-    return {
+    found: Dict[str, Any] = {
         "cpu_s": cpu_s, "events": events,
         "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
         "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
@@ -3745,6 +3778,10 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
         "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
         "workers": len(health), "interrupted": any(h.interrupted for h in health),
         "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
+    if outcome.simulated:  # there was no client to speak of
+        return {key: dict.fromkeys(value) if isinstance(value, dict) else
+                value if key == "interrupted" else None for key, value in found.items()}
+    return found
 
 
 def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
@@ -3874,7 +3911,7 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
     if summary["n_out_estimated"]:
         found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
                      "counted as events, an estimate")
-    if client["clock_jump_s"] > 0.01:
+    if (client["clock_jump_s"] or 0) > 0.01:
         found.append(f"the machine's real-time clock jumped by {client['clock_jump_s']:.3f} s; "
                      "receive times around it are wrong by as much")
     if client["resent"]:
@@ -4374,8 +4411,15 @@ TABLE = (  # the usual columns first and in this order, then ours
     Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
     Column("fail", lambda s: str(sum(s["failures"].values()))),
     Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
-    Column("verdict", lambda s: s["verdict"]),
+    Column("verdict", lambda s: verdict_text(s)),
 )
+
+
+def verdict_text(run: Mapping[str, Any]) -> str:
+    """The verdict; a simulated run measured nothing, and says so in its place."""
+    if not run["simulated"]:
+        return str(run["verdict"])
+    return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
 def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
@@ -4402,7 +4446,8 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
-    lines = ["ms from due" + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+    lines = ["ms from due" + (", SIMULATED" if summary["simulated"] else "")
+             + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
                               if asked else "; no SLO given, so no goodput")]
     if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
@@ -4426,7 +4471,7 @@ def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tupl
 
 def run_lines(run: Mapping[str, Any]) -> List[str]:
     """The details of one run."""
-    lines = [f"  {run['verdict']}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
+    lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
     lines += [f"    {reason}" for reason in run["reasons"][1:]]
     failed = ", ".join(f"{n} {kind}" for kind, n in run["failures"].items())
     lines.append(f"  offered {run['offered']}, sent {run['sent']}, completed {run['completed']}"
@@ -4446,7 +4491,9 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
-    lines += [client_line(run["client"]), *server_lines(run.get("server"))]
+    if not run["simulated"]:
+        lines.append(client_line(run["client"]))
+    lines += server_lines(run.get("server"))
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
@@ -4477,7 +4524,13 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     """The setup statement: what was asked of what, and how."""
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
-    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['lengths']['input']}, "
+    what = target["url"]
+    if summary["simulated"]:
+        told = ", ".join(f"{key} {value:g}" for key, value in
+                         summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
+        what = (f"SIMULATED, no server, nothing measured: engine of "
+                f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
+    lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
              f"output {plan['lengths']['output']} tokens; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
@@ -4491,8 +4544,9 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
     client = run["client"]
-    lines.append(f"       {client['workers']} worker(s), receive times from "
-                 f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
+    clock = (f"{client['workers']} worker(s), receive times from "
+             f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
+    lines.append(f"       {'virtual clock' if summary['simulated'] else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
     return lines
 
@@ -4555,7 +4609,7 @@ def profile_from(data: Any) -> Profile:
         kind, number = type(getattr(MOCK, name)), type(value) in (int, float)
         right, wanted = {
             bool: (type(value) is bool, "true or false"),
-            int: (number and 1 <= value <= 1e9 and value == int(value),
+            int: (number and min(1, getattr(MOCK, name)) <= value <= 1e9 and value == int(value),
                   "a whole number from 1 to a billion"),
             float: (number and 0 <= value < 1e6, "a number of seconds, zero or more")}[kind]
         if not right:
@@ -4584,8 +4638,8 @@ def block_keys(tokens: Sequence[Hashable], block_tokens: int) -> List[int]:
 class Job:
     """A request in the engine: what it asks for, and how far it is."""
 
-    __slots__ = ("cached", "capacity", "computed", "held", "id", "keys", "max_tokens", "n_in",
-                 "n_out", "published", "target")
+    __slots__ = ("cached", "capacity", "computed", "held", "id", "joined", "keys", "max_tokens",
+                 "n_in", "n_out", "number", "published", "spans", "target")
 
     def __init__(self, job_id: Hashable, n_in: int, max_tokens: int,
                  keys: Sequence[Hashable]) -> None:
@@ -4593,11 +4647,17 @@ class Job:
         self.id, self.n_in, self.max_tokens = job_id, n_in, max_tokens
         self.keys = keys  # of its first blocks, prompt and output alike
         self.target = n_in  # tokens to prefill; after a preemption its output too
-        self.n_out = self.computed = 0  # tokens emitted; tokens in the KV cache
+        self.number = 0  # in order of arrival
+        self.n_out = self.computed = 0  # tokens emitted; in the KV cache: at its last join or leave
+        self.joined = -1  # the step that ended its prefill, while it decodes
+        self.spans: List[Tuple[int, int]] = []  # steps [from, to) that each gave it a token
         self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
         self.capacity = 0  # tokens that its blocks can hold
         self.published = 0  # how many leading blocks have been offered to the prefix cache
         self.held: List[Hashable] = []  # keys of cached blocks that it holds a reference to
+
+
+ARRIVAL = operator.attrgetter("number")
 
 
 class Engine:
@@ -4608,6 +4668,9 @@ class Engine:
     there. When a decode finds no block, the latest arrival loses its own and starts again later:
     its tokens are recomputed, none is emitted twice. Cached blocks that no one holds are free,
     and lost least recently used first.
+
+    A step's cost does not depend on how many decode: each gains a token a step, so the steps at
+    which it next needs a block and at which it ends are known when it joins them.
     """
 
     def __init__(self, profile: Profile = MOCK) -> None:
@@ -4615,13 +4678,18 @@ class Engine:
         self.profile = profile
         self.decoding: List[Job] = []  # by arrival; all of them before all of prefilling,
         self.prefilling: List[Job] = []  # and these before all of the queue
-        self.queue: List[Job] = []
+        self.queue: Deque[Job] = collections.deque()
         self.jobs: Dict[Hashable, Job] = {}
         self.free_blocks = profile.num_blocks  # holding nothing
         self.references: Dict[Hashable, int] = {}  # of each cached block
         self.idle: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        self.steps = self.submitted = 0
+        self.context = 0  # tokens in the KV cache of those that decode
+        self.growing: Dict[int, List[Job]] = {}  # who needs a block before which step
+        self.ending: Dict[int, List[Job]] = {}  # who has all its tokens after how many steps
         self.admitted: List[Hashable] = []  # ids that the last step let in
-        self.sequences = 0  # served by the last step
+        self.ended: List[Job] = []  # those that it gave their last token
+        self.sequences = 0  # served by it
         self.preemptions = self.prefix_query_tokens = self.prefix_hit_tokens = 0
         self.prompt_tokens = self.generation_tokens = 0
 
@@ -4670,6 +4738,7 @@ class Engine:
         elif not isinstance(prompt, int):
             keys = block_keys(prompt, self.profile.block_tokens)
         job = self.jobs[job_id] = Job(job_id, n_in, max_tokens, keys)
+        job.number = self.submitted = self.submitted + 1
         self.queue.append(job)
         return job
 
@@ -4678,42 +4747,116 @@ class Engine:
         job = self.jobs.pop(job_id, None)
         if job is None:
             return False
-        for jobs in (self.decoding, self.prefilling, self.queue):
-            if job in jobs:
-                jobs.remove(job)
+        if job.joined >= 0:
+            self.decoding.remove(job)
+            self._leave(job)
+        else:
+            (self.prefilling if job in self.prefilling else self.queue).remove(job)
         self._release(job)
         return True
 
     def step(self) -> Tuple[float, List[Tuple[Hashable, int]]]:
         """Run one step: how long it takes [s], and the tokens it emits for each request."""
-        profile, preemptions = self.profile, self.preemptions
-        emitted: List[Tuple[Hashable, int]] = []
-        self.admitted = []
-        finished, context, prefill_tokens = False, 0, 0
-        for job in self.decoding:  # _grow may shorten the list at its end
-            if job.computed == job.capacity and not self._grow(job):
-                break
-            context += job.computed
-            job.computed += 1
-            job.n_out += 1
-            finished |= job.n_out == job.max_tokens
-            emitted.append((job.id, 1))
-        decode_tokens = self.sequences = len(emitted)
-        if self.prefilling or self.queue:
-            prefill_tokens = self._prefill(profile.max_num_batched_tokens - decode_tokens,
-                                           self.preemptions == preemptions, emitted)
-            finished |= len(emitted) > decode_tokens
-        self.generation_tokens += len(emitted)
-        if finished:
-            self._retire()
-        if not self.sequences:
-            return 0.0, emitted
-        return (max(decode_tokens * profile.flop_s_per_token,
-                    profile.weights_s + profile.kv_s_per_token * context)
-                + prefill_tokens * profile.prefill_s_per_token
-                + self.sequences * profile.sequence_s + profile.overhead_s), emitted
+        duration_s = self.advance()
+        served = self.decoding if duration_s else []
+        if self.ended:
+            served = sorted([*self.ended, *served], key=ARRIVAL)
+        return duration_s, [(job.id, 1) for job in served]
 
-    def _prefill(self, budget: int, may_admit: bool, emitted: List[Tuple[Hashable, int]]) -> int:
+    def stride(self, start_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Run steps from start_ns on until one ends a request, or ends at until_ns or later.
+
+        At least one; their ends are added to ends_ns [ns], and the last is returned: start_ns if
+        the engine is idle. The same steps as step() takes, and of the same lengths.
+        """
+        profile, now_ns = self.profile, start_ns
+        while True:
+            if self.prefilling or (self.queue and self.running < profile.max_num_seqs):
+                quiet = 0
+            else:
+                quiet = self._quiet(until_ns - now_ns)
+            if quiet > 1:
+                now_ns = self._glide(quiet, now_ns, until_ns, ends_ns)
+            else:
+                duration_s = self.advance()
+                if not duration_s:
+                    return now_ns
+                now_ns += max(1, round(duration_s / NS))
+                ends_ns.append(now_ns)
+                if self.ended:
+                    return now_ns
+            if now_ns >= until_ns:
+                return now_ns
+
+    def _quiet(self, left_ns: int) -> int:
+        """How many steps from now on only decode, and neither need a block nor end a request."""
+        if not self.decoding:
+            return 0
+        at, growing, ending = self.steps, self.growing, self.ending
+        if at in growing:
+            return 0
+        last = at + left_ns // max(1, round(self._decode_s(self.context) / NS)) + 1
+        at += 1
+        while at < last and at not in growing and at not in ending:
+            at += 1
+        return at - self.steps - (at in ending)
+
+    def _glide(self, quiet: int, now_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Up to so many quiet steps at once; when the last of them ends."""
+        n, context, before, p = len(self.decoding), self.context, len(ends_ns), self.profile
+        if p.kv_s_per_token:  # _took_s written out: this may be most of a run's steps
+            compute_s, extra_s = n * p.flop_s_per_token, n * p.sequence_s
+            for held in range(context, context + n * quiet, n):
+                read_s = p.weights_s + p.kv_s_per_token * held
+                took_s = (read_s if read_s > compute_s else compute_s) + extra_s + p.overhead_s
+                now_ns += round(took_s / NS) or 1
+                ends_ns.append(now_ns)
+                if now_ns >= until_ns:
+                    break
+        else:
+            each_ns = max(1, round(self._decode_s(context) / NS))
+            quiet = min(quiet, max(1, -(-(until_ns - now_ns) // each_ns)))
+            ends_ns.extend(range(now_ns + each_ns, now_ns + quiet * each_ns + 1, each_ns))
+            now_ns += quiet * each_ns
+        taken = len(ends_ns) - before
+        self.admitted, self.ended, self.sequences = [], [], n
+        self.steps += taken
+        self.context += taken * n
+        self.generation_tokens += taken * n
+        return now_ns
+
+    def _decode_s(self, context: int) -> float:
+        """How long a step takes that only decodes [s]."""
+        return self._took_s(len(self.decoding), context, 0, len(self.decoding))
+
+    def _took_s(self, decode_tokens: int, context: int, prefill_tokens: int, sequences: int
+                ) -> float:
+        """How long a step takes [s]: the equation of Profile."""
+        p = self.profile
+        return (max(decode_tokens * p.flop_s_per_token, p.weights_s + p.kv_s_per_token * context)
+                + prefill_tokens * p.prefill_s_per_token + sequences * p.sequence_s + p.overhead_s)
+
+    def advance(self) -> float:
+        """Run one step; how long it takes [s], 0 if there is nothing to do."""
+        preemptions = self.preemptions
+        self.admitted, self.ended = [], []
+        if self.steps in self.growing:
+            self._grow()
+        decode_tokens, context, prefill_tokens = len(self.decoding), self.context, 0
+        self.sequences = decode_tokens
+        if self.prefilling or self.queue:
+            prefill_tokens = self._prefill(self.profile.max_num_batched_tokens - decode_tokens,
+                                           self.preemptions == preemptions)
+        if not self.sequences:
+            return 0.0
+        self.steps += 1
+        self.context += decode_tokens
+        self.generation_tokens += len(self.decoding)
+        if self.steps in self.ending:
+            self._retire()
+        return self._took_s(decode_tokens, context, prefill_tokens, self.sequences)
+
+    def _prefill(self, budget: int, may_admit: bool) -> int:
         """Spend the rest of a step's tokens on prompts, the oldest first; how many were used."""
         left, done = budget, 0
         while left and (done < len(self.prefilling) or (may_admit and self._admit())):
@@ -4722,17 +4865,42 @@ class Engine:
             left -= chunk
             job.computed += chunk
             self.sequences += 1
-            self._publish(job)
+            self._publish(job, job.computed)
             if job.computed < job.target:
                 break  # out of tokens
             done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
-            job.n_out += 1
-            emitted.append((job.id, 1))
+            self._join(job)
         self.decoding += self.prefilling[:done]
         del self.prefilling[:done]
         return budget - left
+
+    def _join(self, job: Job) -> None:
+        """A prefill is complete in this step: its token comes with it, and one a step from now."""
+        job.joined = self.steps
+        self.context += job.computed
+        self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
+        self._await_block(job)
+
+    def _await_block(self, job: Job) -> None:
+        """Note when a decoding job will have filled its blocks, if that is before its end."""
+        if job.capacity < job.n_in + job.max_tokens - 1:
+            step = job.joined + 1 + job.capacity - job.computed
+            self.growing.setdefault(step, []).append(job)
+
+    def _leave(self, job: Job) -> None:
+        """A job decodes no longer: bring its counts up to date."""
+        gained = self.steps - job.joined  # tokens, the first from the prefill
+        for due, at in ((self.ending, job.joined + job.max_tokens - job.n_out),
+                        (self.growing, job.joined + 1 + job.capacity - job.computed)):
+            if job in due.get(at, ()):
+                due[at].remove(job)
+        job.spans.append((job.joined, self.steps))
+        job.n_out += gained
+        job.computed += gained - 1
+        self.context -= job.computed
+        job.joined = -1
 
     def _admit(self) -> bool:
         """Give the head of the queue a seat and the blocks of all it must prefill."""
@@ -4755,31 +4923,39 @@ class Engine:
             job.cached = job.computed
             self.prefix_query_tokens += job.n_in if self.profile.prefix_caching else 0
             self.prefix_hit_tokens += job.cached
-        self.prefilling.append(self.queue.pop(0))
+        self.prefilling.append(self.queue.popleft())
         self.admitted.append(job.id)
         return True
 
-    def _grow(self, job: Job) -> bool:
-        """One more block for a decoding job, at the cost of later arrivals; False if it lost."""
-        self._publish(job)
-        while not self._take(1):
-            victim = (self.prefilling or self.decoding).pop()
-            self._release(victim)
-            self.queue.insert(0, victim)
-            self.preemptions += 1
-            if victim is job:
-                return False
-        job.capacity += self.profile.block_tokens
-        return True
+    def _grow(self) -> None:
+        """One more block for each job that has filled its own, at the cost of later arrivals."""
+        jobs = self.growing.pop(self.steps)
+        for job in sorted(jobs, key=ARRIVAL) if len(jobs) > 1 else jobs:
+            if job.joined < 0:
+                continue  # an earlier one took its blocks
+            self._publish(job, job.capacity)
+            while not self._take(1):
+                victim = (self.prefilling or self.decoding).pop()
+                if victim.joined >= 0:
+                    self._leave(victim)
+                self._release(victim)
+                self.queue.appendleft(victim)
+                self.preemptions += 1
+                if victim is job:
+                    break
+            else:
+                job.capacity += self.profile.block_tokens
+                self._await_block(job)
 
     def _retire(self) -> None:
         """Let go of the jobs that have all their tokens."""
-        for job in self.decoding:
-            if job.n_out == job.max_tokens:
-                self._publish(job)
-                self._release(job)
-                del self.jobs[job.id]
-        self.decoding = [job for job in self.decoding if job.n_out < job.max_tokens]
+        self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
+        for job in self.ended:
+            self.decoding.remove(job)
+            self._leave(job)
+            self._publish(job, job.computed)
+            self._release(job)
+            del self.jobs[job.id]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
@@ -4794,9 +4970,9 @@ class Engine:
         self.free_blocks -= blocks
         return True
 
-    def _publish(self, job: Job) -> None:
-        """Put the blocks that a job has filled into the prefix cache."""
-        full = min(job.computed // self.profile.block_tokens, len(job.keys))
+    def _publish(self, job: Job, computed: int) -> None:
+        """Put the blocks that a job has filled, with so many tokens, into the prefix cache."""
+        full = min(computed // self.profile.block_tokens, len(job.keys))
         for key in job.keys[job.published:full]:
             if key not in self.references:  # else it was computed twice, and this one stays private
                 self.references[key] = 1
@@ -4811,6 +4987,220 @@ class Engine:
             if not self.references[key]:
                 self.idle[key] = None
         job.held, job.computed, job.capacity, job.published = [], 0, 0, 0
+
+
+# ---- 10b. The virtual clock --------------------------------------------------------------------
+# A plan on the engine without sockets and without waiting: what the driver does, at the times at
+# which nothing is late. A request meets the mock's rules: one that comes to an idle engine starts
+# a step at once and alone; one that a seat lets go, at the end of a step, finds the next begun.
+
+EPOCH_NS = 1_000_000_000  # where a virtual run's clock begins, so that no time in it is 0
+FOREVER_NS = 1 << 62
+PLANNED = Calibration(1.0, 0.0, "the plan (simulated)")
+
+
+class Virtual:
+    """Takes the requests of one source to an engine, and records what becomes of them."""
+
+    def __init__(self, engine: Engine, load: Load, limits: Timeouts,
+                 keys: Callable[[Planned], Sequence[Hashable]],
+                 on_record: Callable[[Record], None]) -> None:
+        """keys names the blocks of a request; on_record gets each record as its request ends."""
+        self.engine, self.load, self.limits = engine, load, limits
+        self.keys, self.on_record = keys, on_record
+        self.records: Dict[Hashable, Record] = {}  # of those in flight, by id
+        self.late: List[Planned] = []  # let go when a step had just begun
+        self.waits: List[Tuple[float, str, Deque[Record]]] = [
+            (limits.first_output_s, NO_OUTPUT, collections.deque()),
+            (limits.total_s, NOT_OVER, collections.deque())]
+        self.measured_open = self.freed_ns = 0  # freed: when a request last ended
+        self.stopped_ns: Optional[int] = None
+        self.first_step, self.ends_ns = engine.steps, array.array("q")
+        self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
+        self.read_ns, self.every_s = 0, SCRAPE_S
+
+    def drive(self, source: Source, stop: Callable[[], bool]) -> bool:
+        """Run until the source has ended and nothing is in flight; False if stopped before."""
+        now_ns, engine = source.start_ns, self.engine
+        while not stop():
+            if now_ns >= self.read_ns:
+                self.read(now_ns)
+            self.dispatch(source, now_ns)
+            for job in engine.ended:
+                self.answered(job, now_ns)
+            engine.ended = []
+            self.expire(now_ns)
+            next_ns = self.dispatch(source, now_ns)
+            if next_ns is None and (not self.records or source.abandons(self)):
+                self.cancel_all("after the measured window", now_ns)
+                return True
+            until_ns = min(FOREVER_NS if next_ns is None else next_ns, self.expire(now_ns))
+            if engine.jobs:
+                now_ns = engine.stride(now_ns, now_ns if self.late else until_ns, self.ends_ns)
+            else:
+                now_ns = until_ns
+            for planned in self.late:
+                self.submit(planned)
+            self.late = []
+        self.stopped_ns = now_ns
+        for record in source.unsent(now_ns):
+            self.finish(record, "unsent", "interrupted before it was sent", now_ns)
+        self.cancel_all("interrupted", now_ns)
+        return False
+
+    def read(self, now_ns: int) -> None:
+        """One reading, and when the next is due; past ROWS_MAX every other one goes."""
+        self.rows.append(engine_row(self.engine, now_ns))
+        if len(self.rows) >= ROWS_MAX:
+            self.rows, self.every_s = self.rows[::2], 2 * self.every_s
+        self.read_ns = now_ns + round(self.every_s / NS)
+
+    def dispatch(self, source: Source, now_ns: int) -> Optional[int]:
+        """Let go what is due; when the next one is [ns], None when there is none."""
+        limit = self.load.concurrency
+        while True:
+            due_ns = source.next_ns(now_ns, self)
+            if due_ns is None or due_ns > now_ns:
+                return due_ns
+            if limit is not None and len(self.records) >= limit:
+                return FOREVER_NS
+            out, record = source.take(now_ns)
+            self.measured_open += record.measured
+            if limit is not None:
+                record.ready_ns = max(record.due_ns, self.freed_ns)
+            if not self.send(out.planned, record, now_ns) and self.load.closed:
+                return now_ns + round(MS / NS)  # a refusal takes time too, or it never ended
+
+    def send(self, planned: Planned, record: Record, now_ns: int) -> bool:
+        """A request reaches the engine: before its next step, or after it if that begins now."""
+        engine = self.engine
+        record.sent_ns = record.ready_ns
+        why = engine.refusal(planned.n_in, planned.n_out)
+        if why:
+            record.status = 400
+            self.finish(record, "http_status", f"400 {why}"[:MESSAGE_MAX], record.sent_ns)
+            return False
+        self.records[record.id] = record
+        for _, _, waiting in self.waits:
+            waiting.append(record)
+        if record.sent_ns == now_ns and engine.jobs:
+            self.late.append(planned)
+        else:
+            self.submit(planned)
+        return True
+
+    def submit(self, planned: Planned) -> None:
+        """Queue a request."""
+        self.engine.submit(planned.id, planned.n_in, planned.n_out, self.keys(planned))
+
+    def expire(self, now_ns: int) -> int:
+        """End what is past a limit, at the end of a step; when the next limit is reached [ns]."""
+        soonest_ns = FOREVER_NS
+        for limit_s, what, waiting in self.waits:
+            limit_ns = round(limit_s / NS)
+            while waiting:
+                record = waiting[0]
+                job = self.engine.jobs.get(record.id) if record.end_ns is None else None
+                if job is not None and not (what is NO_OUTPUT and (job.spans or job.joined >= 0)):
+                    over_ns = (record.sent_ns or 0) + limit_ns + 1
+                    if over_ns > now_ns:
+                        soonest_ns = min(soonest_ns, over_ns)
+                        break
+                    self.cut(record, "timeout", what.format(limit_s), now_ns)
+                waiting.popleft()
+        return soonest_ns
+
+    def answered(self, job: Job, now_ns: int) -> None:
+        """A request has all its tokens."""
+        record = self.records.pop(job.id)
+        self.stamp(record, job)
+        record.n_in, record.cached_tokens = job.n_in, job.cached or None
+        record.finish_reason = "length"
+        self.finish(record, *judged(record, self.limits, "ok", ""), now_ns)
+
+    def cut(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """End a request that the engine has, or is about to get."""
+        job = self.engine.jobs.get(record.id)
+        if job is not None:
+            self.engine.abort(record.id)
+            self.stamp(record, job)
+            record.n_out_estimated = bool(record.events)  # no usage was seen
+        del self.records[record.id]
+        self.finish(record, kind, why, now_ns)
+
+    def cancel_all(self, why: str, now_ns: int) -> None:
+        """End whatever is in flight."""
+        for record in list(self.records.values()):
+            self.cut(record, "cancelled", why, now_ns)
+
+    def stamp(self, record: Record, job: Job) -> None:
+        """The times of a job's tokens: the ends of the steps that gave them."""
+        stamps, first = array.array("q"), self.first_step
+        for start, end in job.spans:
+            stamps += self.ends_ns[start - first:end - first]
+        record.stamp(stamps)
+        record.answer_ns, record.status = record.first_ns, 200
+        record.n_out = record.events or None
+
+    def finish(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """Class a request and hand its record on."""
+        record.cls, record.error, record.end_ns = kind, why, now_ns
+        self.freed_ns = now_ns
+        self.measured_open -= record.measured
+        self.on_record(record)
+
+
+def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
+                  r: Optional[Running] = None) -> Outcome:
+    """Send a plan to a simulated engine and gather its records; run_plan without a server.
+
+    profile: the engine's constants, or an engine whose prefix cache earlier runs have filled.
+    """
+    engine = profile if isinstance(profile, Engine) else Engine(profile)
+    limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
+    unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
+    source = Source(plan, run, lambda planned: b"")
+    source.start_ns = EPOCH_NS
+    records: List[Record] = []
+
+    def keys(planned: Planned) -> Sequence[Hashable]:
+        return virtual_keys(planned, (plan.work.shared_prefix + lead) // size, size,
+                            (run + 3, run + 3 if unique else 1))
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        if r:
+            r.journal.add(record, EPOCH_NS)
+
+    size, health = engine.profile.block_tokens, ClientHealth()
+    virtual = Virtual(engine, plan.load, limits, keys, keep)
+    health.interrupted = not virtual.drive(source, r.stop if r else bool)
+    over_ns = max((record.end_ns or 0 for record in records), default=EPOCH_NS) + 1
+    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], True,
+                   [*virtual.rows, engine_row(engine, over_ns)])
+
+
+def engine_row(engine: Engine, now_ns: int) -> Dict[str, Any]:
+    """A reading of an engine as parse_metrics gives one; it has no histograms."""
+    return {"t_ns": now_ns, "engine": "simulated", "bad": 0, "running": engine.running,
+            "waiting": engine.waiting, "kv_usage": engine.kv_usage,
+            "preemptions": float(engine.preemptions),
+            "prefix_hits": float(engine.prefix_hit_tokens),
+            "prefix_queries": float(engine.prefix_query_tokens)}
+
+
+def virtual_keys(planned: Planned, shared: int, size: int, owners: Tuple[int, int]) -> List[int]:
+    """Names for the blocks of a request's prompt and output: equal where the tokens would be.
+
+    shared: blocks of the group's common prefix. owners: whose the output is, and the rest of the
+    prompt: the run, or the same number in every run if prompts repeat.
+    """
+    made, own = (owner << 48 | planned.id << 24 for owner in owners)
+    prompt, total = planned.n_in // size, (planned.n_in + planned.n_out) // size
+    shared = min(shared, (planned.n_in - 1) // size)
+    group = -(planned.group + 1 << 24)
+    return [*range(group, group + shared), *range(own + shared, own + prompt),
+            *range(made + prompt, made + total)]
 
 
 # ---- 11. The mock server -----------------------------------------------------------------------
@@ -5138,7 +5528,7 @@ class MockServer:
         import random
         import selectors
         self.engine, self.faults, self.model = Engine(profile), faults, model
-        self.chance = random.Random(faults.seed)
+        self.chance, self.clocks = random.Random(faults.seed), Clocks()
         self.reasons = {status.value: status.phrase for status in http.HTTPStatus}
         self.numbers = itertools.count(1)
         self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
@@ -5173,6 +5563,7 @@ class MockServer:
             if due_ns and due_ns - clock_ns() <= SPIN_NS:
                 while clock_ns() < due_ns:
                     pass
+                self.wait(due_ns)  # what came meanwhile takes part in the next step
                 heapq.heappop(self.timers)[2]()
 
     def at(self, due_ns: int, call: Callable[[], Any]) -> None:
@@ -5287,7 +5678,7 @@ class MockServer:
             if with_head:
                 self.send(exchange.conn, self.stream_head(exchange))
         if not self.end_ns:
-            self.begin(clock_ns())
+            self.begin(exchange.recv_ns)
 
     def send_token(self, exchange: Exchange) -> None:
         """Send a token that is not like the others: the first, the last, or one with a fault."""
@@ -5388,6 +5779,9 @@ class MockServer:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform.startswith("linux"):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self.selector.register(sock, READABLE, Connection(sock))
 
     def send(self, conn: Connection, data: bytes) -> None:
@@ -5445,12 +5839,16 @@ class MockServer:
     def read(self, conn: Connection) -> None:
         """Take what a client sends."""
         try:
-            data = b"" if conn.closed else conn.sock.recv(64 * KIB)
+            data: bytes = b""
+            stamp: List[Tuple[int, int, bytes]] = []
+            if not conn.closed:
+                data, stamp, _, _ = conn.sock.recvmsg(64 * KIB, 64)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        conn.recv_ns = clock_ns()
+            pass
+        self.clocks.retake()
+        conn.recv_ns = self.clocks.monotonic_ns(stamp) if stamp else clock_ns()
         conn.data += data
         if data and len(conn.data) <= PIPELINED_BYTES_MAX:
             self.parse(conn)
@@ -5623,6 +6021,8 @@ def wiring_of(args: Any, target: Target) -> Wiring:
     """How to reach the target: address, TLS, proxy. Raises UserError on a bad --ca-file."""
     timeouts = Timeouts(args.connect_timeout, args.first_output_timeout, args.stall_timeout,
                         args.timeout)
+    if args.simulate is not None:
+        return Wiring(socket.AF_INET, None, "", None, b"", timeouts, ())
     context = tls_context(args) if target.scheme == "https" else None
     proxy = proxy_of(target) if args.proxy else None
     tunnel = b""
@@ -5878,6 +6278,9 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     """Every run that the flags ask for, in order; the summary of all."""
     target = target_of(args, url)
     wiring = wiring_of(args, target)
+    simulated = simulated_statement(args)
+    if simulated:
+        target = target._replace(model=target.model or simulated["model"] or MODEL)
     if not target.model:
         model, why = first_model(target, wiring)
         if why:
@@ -5887,27 +6290,32 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
     running = Running(target, wiring, args.workers, journal, Interrupt(),
-                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts)
+                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
+                      Engine(profile_from(simulated["step_time"])) if simulated else None)
     warm, running, calibration, expected_s = warmed(args, work, running)
     ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
         args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
     slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
-    read, metrics = metrics_source(args, target, wiring)
+    read, metrics = (metrics_source(args, target, wiring) if not simulated
+                     else (None, {"url": None, "engine": "simulated", "why": None}))
     running = running._replace(scraper=Scraper(read) if read else None)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
     most = most_connections(plans, expected_s)
-    for warning in filter(None, (raise_descriptors(most), too_few_ports(most))):
+    for warning in filter(None, () if simulated else (raise_descriptors(most),
+                                                      too_few_ports(most))):
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
         "slo": slo._asdict(), "environment": environment(), "warmup": warm, "metrics": metrics,
-        "runs": []}
+        "simulated": simulated, "runs": []}
+    if simulated:
+        summary["target"]["url"] = None
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
         "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
     for number, plan in enumerate(plans):
         outcome = run_plan(plan, number, running, calibration, expected_s)
-        summary["runs"].append(summarise(outcome, slo, running.target.token_ids,
+        summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
         summary["findings"], summary["advice"] = findings(summary), advice(summary)
         unsaved = save(folder, "summary.json", summary) or unsaved
@@ -5917,6 +6325,17 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         running.scraper.stop()
     summary["unsaved"] = journal.failed or unsaved
     return summary
+
+
+def simulated_statement(args: Any) -> Optional[Dict[str, Any]]:
+    """What stands in for the server: the engine, its constants, whose they are; None if nothing."""
+    if args.simulate is None:
+        return None
+    given = {} if args.simulate == DEFAULT_PROFILE else read_json(args.simulate)
+    model = given.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    return {"profile": args.simulate, "step_time": profile_from(given)._asdict(),
+            "model": printable(name, 200) if isinstance(name, str) else None}
 
 
 def warmed(args: Any, work: Work, running: Running
@@ -6026,7 +6445,7 @@ def run(argv: Sequence[str]) -> int:
         return serve_command(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
-        summary = measure(args, mock.url if mock else args.url)
+        summary = measure(args, mock.url if mock else args.url or "http://simulated")
     finally:
         if mock:
             mock.stop()
