@@ -5683,8 +5683,9 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
     for name, part in {**(run.get("classes") or {}), **(run.get("turns") or {})}.items():
         lines += part_lines(name if run.get("classes") else f"{name} turns", part)
     if not run.get("simulated"):
-        lines += [client_line(run["client"]), *server_lines(run.get("server"))]
-    lines += [*compat_lines(run), *(f"  warning: {warning}" for warning in run["warnings"])]
+        lines.append(client_line(run["client"]))
+    lines += [*server_lines(run.get("server")), *compat_lines(run)]
+    lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
 
@@ -6942,11 +6943,15 @@ class Virtual:
         self.measured_open = self.freed_ns = 0  # freed: when a request last ended
         self.stopped_ns: Optional[int] = None
         self.first_step, self.ends_ns = engine.steps, array.array("q")
+        self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
+        self.read_ns, self.every_s = 0, SCRAPE_S
 
     def drive(self, source: Source, stop: Callable[[], bool]) -> bool:
         """Run until the source has ended and nothing is in flight; False if stopped before."""
         now_ns, engine = source.start_ns, self.engine
         while not stop():
+            if now_ns >= self.read_ns:
+                self.read(now_ns)
             self.dispatch(source, now_ns)
             for job in engine.ended:
                 self.answered(job, now_ns)
@@ -6969,6 +6974,13 @@ class Virtual:
             self.finish(record, "unsent", "interrupted before it was sent", now_ns)
         self.cancel_all("interrupted", now_ns)
         return False
+
+    def read(self, now_ns: int) -> None:
+        """One reading, and when the next is due; past ROWS_MAX every other one goes."""
+        self.rows.append(engine_row(self.engine, now_ns))
+        if len(self.rows) >= ROWS_MAX:
+            self.rows, self.every_s = self.rows[::2], 2 * self.every_s
+        self.read_ns = now_ns + round(self.every_s / NS)
 
     def dispatch(self, source: Source, now_ns: int) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
@@ -7090,9 +7102,21 @@ def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
             r.journal.add(record, EPOCH_NS)
 
     size, health = engine.profile.block_tokens, ClientHealth()
-    done = Virtual(engine, plan.load, limits, keys, keep).drive(source, r.stop if r else bool)
-    health.interrupted, health.turns_lost = not done, source.lost
-    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [], simulated=True)
+    virtual = Virtual(engine, plan.load, limits, keys, keep)
+    health.interrupted = not virtual.drive(source, r.stop if r else bool)
+    health.turns_lost = source.lost
+    over_ns = max((record.end_ns or 0 for record in records), default=EPOCH_NS) + 1
+    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [],
+                   [*virtual.rows, engine_row(engine, over_ns)], True)
+
+
+def engine_row(engine: Engine, now_ns: int) -> Dict[str, Any]:
+    """A reading of an engine as parse_metrics gives one; it has no histograms."""
+    return {"t_ns": now_ns, "engine": "simulated", "bad": 0, "running": engine.running,
+            "waiting": engine.waiting, "kv_usage": engine.kv_usage,
+            "preemptions": float(engine.preemptions),
+            "prefix_hits": float(engine.prefix_hit_tokens),
+            "prefix_queries": float(engine.prefix_query_tokens)}
 
 
 def virtual_keys(planned: Planned, shared: int, size: int, owners: Tuple[int, int]) -> List[int]:
@@ -9149,7 +9173,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
                       shard=args.shard or (0, 1))
     warm, running, calibration, expected_s = warmed(args, work, running)
     slo = slo_of(args)
-    read, metrics = (None, None) if simulated else metrics_source(args, target, wiring)
+    read, metrics = (metrics_source(args, target, wiring) if not simulated
+                     else (None, {"url": None, "engine": "simulated", "why": None}))
     running = running._replace(scraper=Scraper(read) if read else None)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
     most = -(-most_connections(plans, expected_s) // running.shard[1])

@@ -1,7 +1,7 @@
 """loadgen.py: each symptom produced on purpose and found by name, and none in healthy runs.
 
-Most runs are virtual: the engine under a clock of its own. The profiles in data/profiles/ bear the
-names of the findings that they lead to; the last test drives the real mock.
+Most runs are on the virtual clock. The profiles in data/profiles/ bear the names of the findings
+that they lead to; the last test drives the real mock.
 """
 
 import array
@@ -38,51 +38,6 @@ class Shape(NamedTuple):
     seed: int = 1
 
 
-def reading(engine: loadgen.Engine, t_s: float) -> Dict[str, Any]:
-    """What the mock's /metrics would tell, as parse_metrics gives it."""
-    return {"t_ns": round(t_s / NS), "engine": "vllm", "bad": 0, "running": engine.sequences,
-            "waiting": engine.waiting, "kv_usage": engine.kv_usage,
-            "preemptions": float(engine.preemptions),
-            "prefix_hits": float(engine.prefix_hit_tokens),
-            "prefix_queries": float(engine.prefix_query_tokens)}
-
-
-def virtual(engine: loadgen.Engine, plan: loadgen.Plan) -> loadgen.Outcome:
-    """The plan on the engine under a virtual clock that starts at 0."""
-    records: Dict[int, loadgen.Record] = {}
-    rows, due, now_s, next_s = [reading(engine, 0.0)], list(plan.requests), 0.0, 0.0
-    while due or engine.jobs:
-        if not engine.jobs:
-            now_s = max(now_s, due[0].due_s)
-        while due and due[0].due_s <= now_s:
-            planned = due.pop(0)
-            record = records[planned.id] = loadgen.Record(
-                planned, 0, round(planned.due_s / NS), True)
-            record.sent_ns, record.n_in = record.due_ns, planned.n_in
-            shared = plan.work.shared_prefix // 16
-            keys = [("shared", i) if i < shared else (planned.id, i)
-                    for i in range((planned.n_in + planned.n_out) // 16)]
-            engine.submit(planned.id, planned.n_in, planned.n_out, keys)
-        took_s, emitted = engine.step()
-        now_s += took_s
-        for number, _ in emitted:
-            record = records[number]
-            record.event_ns.append(round(now_s / NS))
-            if len(record.event_ns) == record.n_out_planned:
-                record.cls, record.error = "ok", ""
-                record.end_ns = round(now_s / NS)
-        if now_s >= next_s:
-            rows.append(reading(engine, now_s))
-            next_s = now_s + 1.0
-    for record in records.values():
-        record.first_ns, record.last_ns = record.event_ns[0], record.event_ns[-1]
-        record.answer_ns, record.events = record.first_ns, len(record.event_ns)
-        record.n_out = record.events
-    rows.append(reading(engine, now_s + 0.001))
-    return loadgen.Outcome(plan, list(records.values()), [loadgen.ClientHealth()], 0,
-                           loadgen.ONE_A_WORD, [], rows=rows)
-
-
 def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: bool = True) -> Any:
     """A whole summary of virtual runs, one a rate, each on a cold engine."""
     work = loadgen.Work(loadgen.parse_lengths(shape.n_in), loadgen.parse_lengths(shape.n_out),
@@ -90,7 +45,7 @@ def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: b
     runs = []
     for rate in shape.rates:
         load = loadgen.Load(rate, None, 1.0, shape.number, None, None)
-        outcome = virtual(loadgen.Engine(kind), loadgen.make_plan(load, work, shape.seed, 1.0))
+        outcome = loadgen.simulate_plan(loadgen.make_plan(load, work, shape.seed, 1.0), 0, kind)
         if not metrics:
             outcome = outcome._replace(rows=())
         runs.append(loadgen.summarise(outcome, slo, True))

@@ -4,7 +4,6 @@ data/transcripts/*_metrics.txt: bodies of GET /metrics of vLLM 0.32 (its lines t
 of llama.cpp's server; the SGLang and TensorRT-LLM pages follow their collectors' sources.
 """
 
-import argparse
 import array
 import contextlib
 import json
@@ -318,12 +317,10 @@ def reply(body: str, status: str = "200 OK", more: str = "") -> bytes:
 
 def source(url: str, metrics_url: Optional[str] = None, no_metrics: bool = False) -> Any:
     """metrics_source for a target with a key."""
-    args = argparse.Namespace(
-        url=url, metrics_url=metrics_url, no_metrics=no_metrics, endpoint=None, api_key="sk-secret",
-        header=[], extra_body=None, served_model_name=None, model="m", no_ignore_eos=False,
-        connect_timeout=1.0, first_output_timeout=9.0, stall_timeout=9.0, timeout=9.0, proxy=None,
-        ca_file=None, insecure=False, prompts=None, turns=None, simulate=None,
-        **dict.fromkeys(loadgen.SAMPLING))
+    more = ["--metrics-url", metrics_url] if metrics_url else []
+    args = loadgen.parse_args([
+        url, "--rate", "1", "--model", "m", "--api-key", "sk-secret", "--connect-timeout", "1",
+        *more, *(["--no-metrics"] if no_metrics else [])])
     target = loadgen.target_of(args, url)
     return loadgen.metrics_source(args, target, loadgen.wiring_of(args, target))
 
