@@ -3747,8 +3747,13 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
         (engine, engine), (arch or d.gpu.name, arch),
         (f"{bits}-bit weights on {arch or d.gpu.name}", f"{arch}/{bits}")) if word not in known]
     wider = WIDER if absent else 1.0
+<<<<<<< HEAD
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
+=======
+    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups "
+             f"left out: median error {row['median']:.0%}")
+>>>>>>> main
     if absent:
         basis = f"{absent[0]} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
@@ -3926,7 +3931,7 @@ class Replica:
     def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
         """Hold the deployment, the load and the constants."""
         from statistics import fmean, pstdev
-        self.d, self.load, self.cal = d, load, cal
+        self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
         self.output = load.output_len.mean
         self.prefill_s = self._prefill(load.input_len.mean)
         self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
@@ -3951,7 +3956,8 @@ class Replica:
         a step to end, then takes its own; the p99 adds the deviations of wait (exponential tail)
         and prompt length as independent. Source: Kleinrock, Queueing Systems I.
         """
-        load, decode_s = self.load, expected_step_s(self.d, batch, self.cal)
+        load = self.load
+        decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
         steps = load.fresh_tokens / load.chunk_tokens
@@ -4031,6 +4037,8 @@ class Plan(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
 
+    borne_rps: float  # what a replica sustains within its batch slots
+
     @property
     def rate_per_replica_rps(self) -> float:
         """Requests a second that one replica sustains."""
@@ -4067,14 +4075,17 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     fleet = d.replicas if d.replicas > 1 else replicas
     steady = replica.at_rate(rate / replicas) if best and replicas else None
     tpot = load.slo_tpot_s * TPOT_MARGIN
-    if best and steady and tpot > LOOSE * best.tpot_s:
-        tpot = steady.tpot_s
-    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot) if best else 0.0
+    if tpot == math.inf or (best and tpot > LOOSE * best.tpot_s):
+        tpot = steady.tpot_s if steady else 0.0
+    in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
     seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
                rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
+    slots = load.given_seqs or min(seqs, SEQS_MOST)
+    borne = (0.0 if not best else replica.at(slots).rate_rps if slots < best.batch
+             else best.rate_rps)
     return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
                 memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0, steady,
-                longest, load.given_seqs or min(seqs, SEQS_MOST), load.chunk_tokens)
+                longest, slots, load.chunk_tokens, borne)
 
 
 class Candidate(NamedTuple):
@@ -4498,7 +4509,8 @@ def say_prefill(case: Case, answer: Answer) -> None:
         whole_ctx = prefill_seconds(d, d.ctx_tokens) + attention_seconds(d, d.ctx_tokens)
         answer.add("prefill.ctx_seconds", whole_ctx, "s", source="a prompt of ctx tokens, with "
                    "attention")
-        line += f". All {count(d.ctx_tokens)} of ctx: {scaled(whole_ctx, 's')} with attention"
+        line += f". All {count(d.ctx_tokens)} of ctx: {scaled(whole_ctx, 's')} with" + (
+            "" if d.model.heads else "out") + " attention"
     answer.say("PREFILL", line)
     answer.lines.append("")
 
@@ -4807,7 +4819,8 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
     d, cal = case.d, case.cal
-    asked = d.asked or case.batch
+    steady = case.plan.steady if case.plan and not d.asked else None
+    asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
@@ -4823,10 +4836,17 @@ def say_expected(case: Case, answer: Answer) -> None:
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
                        "loop", replicas=d.replicas, batch=batch, ttft_s=e.ttft_s, tpot_s=e.tpot_s,
                        output=max(2.0, d.output_tokens or ENDLESS))
-    what = (f"TTFT {scaled(e.ttft_s, 's')}" if d.output_tokens
+    what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
             else "prefill not counted without --output-len")
+<<<<<<< HEAD
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited
              else "; it does not fit: as if it did" if case.memory.pool_bytes <= 0 else "")
+=======
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited else
+             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+    if steady:
+        return  # the plan says it, with the prefix cached
+>>>>>>> main
     answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
@@ -5430,8 +5450,9 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
-               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least {least} "
-               f"replicas of {count(plan.kv_tokens_per_replica)}; {plan.replicas} {verdict}")
+               f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
+               f"{counted(least or 1, 'replica')} of {count(plan.kv_tokens_per_replica)}; "
+               f"{plan.replicas} {verdict}")
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5474,7 +5495,7 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
         ttft = answer.add("plan.ttft_p99_s", plan.steady.ttft_p99_s, "s",
                           source="wait (M/G/1), steps, prefill; deviations of "
                           "wait and prompt length as independent")
-        line += f"; expected p99 with queueing {scaled(ttft, 's')} at the planned load"
+        line += f"; about {figure(ttft / MS, 2)} ms p99 with queueing at the planned load (rough)"
     if load.slo_ttft_s < math.inf:
         room = ("does NOT fit: TP, CP, caching, or P/D" if warm > load.slo_ttft_s else
                 "fits only with the prefix cached" if cold > load.slo_ttft_s else
@@ -5576,19 +5597,19 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
              f"{LIMIT_NAMES[plan.binding]}"]
     if load.rate_rps:
         lines.append(f"ceil({figure(load.rate_rps)} / {figure(rate)} / {HEADROOM:g}) = "
-                     f"{plan.replicas} replicas = {plan.replicas * case.d.replica_gpus} GPUs, and "
+                     f"{counted(plan.replicas, 'replica')} = "
+                     f"{counted(plan.replicas * case.d.replica_gpus, 'GPU')}, and "
                      f"{plan.spares} spare for N+1")
         if plan.fleet != plan.replicas:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, answer))
-    if plan.max_num_seqs < best.batch:
-        capped = Replica(case.d, load, case.cal).at(plan.max_num_seqs)
-        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(capped.rate_rps)} req/s: "
+    if plan.borne_rps < rate:
+        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(plan.borne_rps)} req/s: "
                      "enough for the plan, to be raised where a replica must carry more")
     if plan.replicas > 1 and load.rate_rps:
-        lines.append(f"with one replica down the others run at "
-                     f"{load.rate_rps / (plan.replicas - 1) / rate:.0%} of what they sustain")
+        left = load.rate_rps / (plan.replicas - 1) / plan.borne_rps
+        lines.append(f"with one replica down the others run at {left:.0%} of what they bear")
     lines += [disaggregation_text(case, plan, answer), speculation_text(case, plan, answer)]
     answer.say("7 SCALE OUT", *lines)
 
@@ -5691,10 +5712,12 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
                f"{count(plan.in_flight)} planned for")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
                f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
-               f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}), TTFT p99 "
-               f"{scaled(plan.steady.ttft_p99_s, 's')}: an estimate until measured")
-    answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica, where "
-               f"{LIMIT_NAMES[plan.binding]} gives way; planned at {HEADROOM:.0%} of it")
+               f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}) on average, TTFT p99 about "
+               f"{figure(plan.steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
+    capped = (f" ({figure(plan.borne_rps)} within its {plan.max_num_seqs} slots)"
+              if plan.borne_rps < plan.rate_per_replica_rps else "")
+    answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica{capped}, where "
+               f"{LIMIT_NAMES[plan.binding]} gives way; planned at {HEADROOM:.0%} of it at most")
     price = case.args.gpu_price
     spare = f"; ${price * d.replica_gpus:.2f}/h more for the spare" if price else ""
     answer.say("COST", (cost[0] if cost else "no price given: --gpu-price") + spare)
@@ -5711,7 +5734,8 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
         if not plan.replicas:
             return []
         hours = per_1m(plan.replicas * case.d.replica_gpus, rate * load.output_len.mean)
-        return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; --gpu-price for money"]
+        why = f"no price of {case.d.gpu.name}" if case.args.prices else "--gpu-price for money"
+        return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; {why}"]
     hourly = price * plan.replicas * case.d.replica_gpus
     share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
     lines = []
@@ -5810,10 +5834,11 @@ def say_search(case: Case, answer: Answer) -> None:
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
     answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
-    widest = max(c.d.weight_bytes for c in case.ranked)
-    kept = next(c for c in case.ranked if c.d.weight_bytes == widest)
-    if case.d.weight_bytes < widest:
-        answer.say("", f"fewer bits need an accuracy check; without: {candidate_text(kept)}")
+    widest = [max(c.d.weight_bytes for c in case.ranked), max(c.d.kv.bytes for c in case.ranked)]
+    kept = next((c for c in case.ranked if [c.d.weight_bytes, c.d.kv.bytes] == widest), None)
+    if [case.d.weight_bytes, case.d.kv.bytes] != widest:
+        answer.say("", "fewer bits need an accuracy check; without: "
+                   + (candidate_text(kept) if kept else "none of those tried meets the load"))
     answer.lines.append("")
 
 
@@ -6501,6 +6526,7 @@ def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
     names, of, load = METRICS[plan.engine], selector(case), plan.load
     flight = f"sum({names.running}{of}) + sum({names.waiting}{of})"
     best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
+    best = min(best, float(plan.max_num_seqs))
     rows: List[Tuple[str, str, str, str, str]] = []
     for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
                                    ("Tpot", names.tpot, load.slo_tpot_s),
@@ -7395,8 +7421,9 @@ def launch_of(case: Case) -> Launch:
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
         slots = min(SEQS_MOST, held - held % 8 or held or 1)
+        guess = "" if d.output_tokens else ", assumed: give --input-len and --output-len"
         why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
-               f"{count(d.history_tokens)} tokens"}
+               f"{count(d.history_tokens)} tokens{guess}"}
     if args.engine != "sglang":
         slots = slots if args.max_num_seqs else -(-slots // d.attention_dp)
     elif not args.max_num_batched_tokens:
@@ -7857,7 +7884,7 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
                      str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: "
                      f"{count(wanted)} in flight queue for {slots} slots, TTFT grows")
     bound = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
-    if bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
+    if held and bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
         yield Advice(flag("kv"), d.kv.name, KV_NAMES[pasted.engine]["fp8"], "b_kv: KV-bound; 1 B "
                      f"an element holds {count(held * d.kv.bytes)} sequences in place of "
                      f"{count(held)}, after an accuracy check")
@@ -7901,9 +7928,17 @@ def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
                      f"b for weights: a step reads half of {figure(weights_bytes_per_gpu(d) / GIB)}"
                      f" GiB, and {sequences_text(memory_of(fp8).max_seqs)} sequences fit in place "
                      f"of {sequences_text(case.memory.max_seqs)}, after an accuracy check")
-    if d.tp > 1 and d.model.experts and any(c.kind == "mla" for c in d.model.caches):
-        yield Advice(spelling(engine, "dp"), str(d.dp), str(d.tp * d.dp), "KV/N: the MLA latent is "
-                     "whole on each TP rank; DP attention (TP=1, EP over all) keeps each once")
+    wide = d._replace(tp=1, dp=d.tp * d.dp, ep=d.tp * d.dp)
+    if d.tp > 1 and d.ep <= d.tp and d.model.experts and any(
+            c.kind == "mla" for c in d.model.caches) and memory_of(wide).max_seqs > max(
+                1.0, case.memory.max_seqs):
+        values = _layout_values(launch_of(case)._replace(d=wide))
+        flags = " ".join(f"{spelling(engine, key)} {value[0]}".strip()
+                         for key, value in values.items() if spelling(engine, key))
+        yield Advice(spelling(engine, "tp"), str(d.tp), flags, "KV/N, in one move: the MLA latent "
+                     "is whole on each TP rank, DP attention keeps each once: "
+                     f"{sequences_text(memory_of(wide).max_seqs)} sequences of "
+                     f"{count(d.ctx_tokens)} in place of {sequences_text(case.memory.max_seqs)}")
 
 
 def step_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:

@@ -7,11 +7,14 @@
 
 Requests go out when the plan says, whatever the answers do, and latency runs from that moment, so
 that a slow server cannot slow the clock. The client judges itself: a run that it spoilt says so.
-Standard library only. --mock brings its own engine, over real HTTP on this machine.
+Standard library only. --mock brings its own engine, over real HTTP on this machine; --simulate
+runs the same plan on the same engine without sockets or waiting, and measures nothing.
 
-Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 4 prompts and requests,
-5 the wire, 6 the driver (the only client sockets), 7 workers and runs, 8 statistics, 9 rendering,
-10 the engine, 11 the mock server, 12 the command line.
+Data flows downwards: 1 words, units and lengths, 2 the flags, 3 the plan, 3b traces, prompts,
+classes and sessions, 4 prompts and requests, 5 the wire, 6 the driver (the only client sockets),
+7 workers and runs, 7b server metrics, 8 statistics, 8b the search for the knee, 8c findings,
+9 rendering, 9b the page, 10 the engine, 10b the virtual clock, 11 the mock server, 11b old
+numbers, differences and shards, 12 the command line.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import select
@@ -244,7 +248,7 @@ class Flag(NamedTuple):
     metavar: str
     help: str
     default: Any = None
-    nargs: Optional[str] = None
+    nargs: Union[str, int, None] = None
 
 
 def word(text: str) -> str:
@@ -299,11 +303,70 @@ def token_lengths(text: str) -> Lengths:
 TOKENS_PLANNED_MAX = 4_000_000
 
 
+def trace_window(text: str) -> Tuple[float, float]:
+    """A part of a trace, START..END [s]; without END, to the last request."""
+    start, dots, end = text.partition("..")
+    found = not_negative(start or "0"), positive(end) if end else math.inf
+    if not dots or found[1] <= found[0]:
+        raise UserError(f"{text!r} must be START..END, in seconds of the trace")
+    return found
+
+
+def turns(text: str) -> Lengths:
+    """How many turns a session has: 1 to 200."""
+    lengths = token_lengths(text)
+    if lengths.quantile(1 - 1e-9) > 200:
+        raise UserError(f"{text!r} reaches past 200 turns")
+    return lengths
+
+
+def think_time(text: str) -> Lengths:
+    """Time between turns [s]: 5 (always), exp:5 (exponential, that mean), or as lengths are."""
+    if text.startswith("exp:"):
+        mean = positive(text[4:])
+        return Lengths(text, mean, lambda q: -mean * math.log1p(-q))
+    try:
+        fixed = not_negative(text)
+    except UserError:
+        return parse_lengths(text)
+    return Lengths(text, fixed, lambda q: fixed)
+
+
 def rates(text: str) -> List[float]:
     """A list of rates, separated by commas."""
     if text == "auto":
         raise UserError("auto is not known yet; list the rates, such as 2,8,32")
     return [positive(part) for part in text.split(",")]
+
+
+def shard(text: str) -> Tuple[int, int]:
+    """(i, N) of i/N; auto takes i, and N where it is not given, from Kubernetes or Slurm."""
+    place, _, of = text.partition("/")
+    if place == "auto":
+        place = os.environ.get("JOB_COMPLETION_INDEX") or os.environ.get("SLURM_PROCID", "")
+        of = of or os.environ.get("SLURM_NTASKS", "")
+        if not (place and of):
+            raise UserError("auto: JOB_COMPLETION_INDEX with auto/N, or SLURM_PROCID and "
+                            "SLURM_NTASKS, must say which of how many")
+    if not (place.isdecimal() and of.isdecimal() and int(place) < int(of) <= 10_000):
+        raise UserError(f"{text!r} must be I/N with I from 0 to N-1, such as 0/4")
+    return int(place), int(of)
+
+
+def start_at(text: str) -> float:
+    """A time of day as unix seconds: ISO 8601, unix seconds, or +S from now."""
+    import datetime
+    now_s = time.time()
+    try:
+        at_s = (now_s + positive(text[1:]) if text[:1] == "+" else float(text)
+                if text.replace(".", "", 1).isdecimal() else
+                datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise UserError(f"{text!r} is no time; write 2026-01-31T12:00:00Z, unix seconds or +30"
+                        ) from None
+    if not now_s - 1 < at_s < now_s + 7 * 24 * HOUR_S:
+        raise UserError(f"{text!r} is over, or more than a week away")
+    return at_s
 
 
 def json_object(text: str) -> Dict[str, Any]:
@@ -326,6 +389,14 @@ def header(text: str) -> Tuple[str, str]:
     if not all(" " <= c <= "~" or c == "\t" for c in value):
         raise UserError(f"{name} has a value with a line break or a character that is no ASCII")
     return name, value
+
+
+def told(text: str) -> Tuple[str, str]:
+    """A fact about the setup, as NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name.strip() or not value.strip():
+        raise UserError(f"{text!r} is no fact; write NAME=VALUE, such as gpu=h100 or gpus=2")
+    return name.strip(), str(whole(value.strip())) if name.strip() == "gpus" else value.strip()
 
 
 def range_ratio(text: str) -> Tuple[float, float]:
@@ -376,12 +447,21 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--ca-file", word, "FILE", "certificate authority to trust"),
         Flag("--insecure", None, "", "do not verify TLS certificates"),
         Flag("--proxy", word, "env", "use the proxy that the environment names; ignored otherwise"),
+        Flag("--metrics-url", word, "URL", "the engine's Prometheus metrics (default: /metrics of "
+             "the target)"),
+        Flag("--no-metrics", None, "", "do not read them"),
     ),
     "load": (
         Flag("--rate --request-rate", rate_or_inf, "REQ/S", "open loop: requests due a second"),
         Flag("--sweep", rates, "R,R", "one run for each rate"),
         Flag("--concurrency --max-concurrency", whole, "N", "most in flight: a cap with a rate, "
              "the closed loop without"),
+        Flag("--trace", word, "FILE", "replay recorded arrivals and lengths: Mooncake or vLLM "
+             "timed_trace JSONL, Azure, BurstGPT or plain CSV"),
+        Flag("--trace-speed", positive, "X", "times as fast as recorded (default: 1)"),
+        Flag("--trace-window", trace_window, "START..END", "a part of it, in its own seconds"),
+        Flag("--mix", word, "FILE", "several classes at once, each with its own rate, lengths, "
+             "prefix, SLO and model (JSON)"),
         Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
              "burstier, inf constant", 1.0),
         Flag("--num-requests --num-prompts", requests, "N", "requests a run (default: 100)"),
@@ -390,6 +470,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--warmup --num-warmups", natural, "N", "requests first, never counted", 4),
         Flag("--seed", natural, "N", "of arrivals, lengths and prompts", 1),
         Flag("--workers", workers, "N", "processes that share the plan", 1),
+        Flag("--shard", shard, "I/N", "send every N-th request from the I-th (from 0); auto[/N] "
+             "asks Kubernetes or Slurm; --out gets DIR/shard-I"),
+        Flag("--start-at", start_at, "TIME", "start of the plan's clock: ISO time, unix seconds, "
+             "or +S"),
     ),
     "work": (
         Flag("--input-len --random-input-len", token_lengths, "TOKENS", "prompt: 2000, "
@@ -403,7 +487,16 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--no-unique-prompts", None, "", "no nonce: prompts may repeat between runs"),
         Flag("--ignore-eos", None, "", "ask for the full output length (on by default)"),
         Flag("--no-ignore-eos", None, "", "let the model stop when it will"),
-        Flag("--dataset-name", word, "NAME", "random (the only one)"),
+        Flag("--workload", word, "NAME", "lengths and SLOs of presets.json: chat, code, rag, "
+             "agent, batch"),
+        Flag("--prompts", word, "FILE", "your own: ShareGPT JSON, or JSON lines of messages or "
+             "prompt"),
+        Flag("--turns", turns, "N", "of a conversation, each with all before it in its prompt"),
+        Flag("--think-time", think_time, "S", "from an answer to the next turn: 5, exp:5, "
+             "lognormal:... (default: 0)"),
+        Flag("--dataset-name", word, "NAME", "random; timed_trace (--trace), sharegpt or custom "
+             "(--prompts)"),
+        Flag("--dataset-path", word, "FILE", "of such a dataset"),
     ),
     "limits": (
         Flag("--connect-timeout", seconds, "S", "to connect", 10.0),
@@ -421,12 +514,33 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--gate", None, "", "exit 3 when attainment is below the target"),
     ),
     "output": (
-        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json"),
+        Flag("--out", word, "DIR", "plan.json, requests.jsonl, summary.json, report.html"),
+        Flag("--report", word, "DIR", "print the report of an earlier --out DIR again, and write "
+             "its report.html"),
+        Flag("--deployment", word, "FILE", "what is served, from capacity.py --save: for the setup "
+             "statement; its SLOs and price where no flag gives them"),
+        Flag("--metadata", told, "K=V", "one more fact for the setup statement (model, precision, "
+             "gpu, gpus, engine, version, flags, ...), may be repeated", nargs="append"),
+        Flag("--gpu-price", positive, "USD/H", "of one GPU: cost per 1M output tokens"),
         Flag("--json", None, "", "print summary.json instead of the table"),
+        Flag("--compat", None, "", "also under vllm bench serve's and AIPerf's definitions"),
+        Flag("--save-result", word, "FILE", "the JSON that vllm bench serve writes; a sweep adds "
+             "-RATE to the name", nargs="?"),
+        Flag("--save-detailed", None, "", "with a pasted command: keep the lists in it"),
+        Flag("--result-dir", word, "DIR", "where --save-result writes"),
+        Flag("--result-filename", word, "FILE", "its name"),
+    ),
+    "instead of a run": (
+        Flag("--merge", word, "DIR", "join the shards of one run into one summary", nargs="+"),
+        Flag("--diff", word, "DIR", "compare two runs of the same plan", nargs=2),
+        Flag("--selftest", None, "", "how much load this machine measures right; later runs past "
+             "it are CLIENT-LIMITED"),
     ),
     "mock engine": (
         Flag("--mock", word, "PROFILE", "start the built-in engine, and aim at it; PROFILE: a JSON "
              "file of its constants", nargs="?"),
+        Flag("--simulate", word, "PROFILE", "run the plan on that engine under a virtual clock, "
+             "without sockets or waiting", nargs="?"),
         Flag("--serve", None, "", "run the engine alone, for other clients"),
         Flag("--faults", word, "LIST", "have the engine misbehave: stall=0.05,status:503=0.1"),
     ),
@@ -436,24 +550,24 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 MANY = -1
 # Flags of vllm bench serve that have no meaning here, and how many values they take.
 NO_MEANING = {
-    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--save-result", "--save-detailed",
-                     "--append-result", "--profile", "--use-beam-search", "--disable-shuffle",
-                     "--skip-chat-template", "--plot-timeline", "--no-stream", "--no-oversample",
-                     "--self-timed", "--skip-tokenizer-init", "--plot-dataset-stats",
-                     "--no-reranker"), 0),
+    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--append-result", "--profile",
+                     "--use-beam-search", "--disable-shuffle", "--skip-chat-template",
+                     "--plot-timeline", "--no-stream", "--no-oversample", "--self-timed",
+                     "--skip-tokenizer-init", "--plot-dataset-stats", "--no-reranker"), 0),
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--percentile-metrics",
-                     "--metric-percentiles", "--result-dir", "--result-filename", "--label",
+                     "--metric-percentiles", "--label",
                      "--ready-check-timeout-sec", "--logprobs", "--best-of", "--num-fewshot",
-                     "--request-id-prefix", "--dataset-path", "--chat-template-kwargs",
+                     "--request-id-prefix", "--chat-template-kwargs",
                      "--probe-request-rate", "--lora-assignment", "--random-batch-size",
                      "--timeline-itl-thresholds"), 1),
-    **dict.fromkeys(("--metadata", "--lora-modules"), MANY)}
+    "--lora-modules": MANY}
 
 EXAMPLES = """examples:
   loadgen.py --mock --sweep 2,8,32 --num-requests 120 --output-len 48 --endpoint chat \\
       --slo-ttft-ms 300 --slo-tpot-ms 25
   loadgen.py http://HOST:8000 --rate 8 --duration 60 --input-len lognormal:mean=2000,cv=0.5
-  loadgen.py http://HOST:8000 --concurrency 64 --num-requests 500 --output-len 300"""
+  loadgen.py http://HOST:8000 --concurrency 64 --num-requests 500 --output-len 300
+  loadgen.py http://HOST:8000 --trace conversation_trace.jsonl --trace-window 600..1200"""
 
 
 def parse_args(argv: Sequence[str]) -> Any:
@@ -490,11 +604,12 @@ def parse_args(argv: Sequence[str]) -> Any:
                 options.update(action="append", default=[], nargs="+" if pasted else 1)
             elif flag.nargs:
                 options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
-                if flag.nargs == "+":
+                if flag.nargs != "?":
                     del options["const"]
             group.add_argument(*names, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
-    args.header = [pair for pairs in args.header for pair in pairs]
+    args.header, args.metadata = ([pair for pairs in given for pair in pairs]
+                                  for given in (args.header, args.metadata))
     settle(args, pasted)
     return args
 
@@ -521,6 +636,7 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
 
 def settle(args: Any, pasted: bool) -> None:
     """Fill in what follows from other flags; UserError where they contradict each other."""
+    args.deployed = None
     if args.sweep and args.rate is not None:
         raise UserError("--sweep and --rate say the same thing; give one")
     if args.num_requests and args.duration:
@@ -529,39 +645,68 @@ def settle(args: Any, pasted: bool) -> None:
         raise UserError("--ignore-eos and --no-ignore-eos contradict each other; give one")
     if args.proxy not in (None, "env"):
         raise UserError("--proxy takes only env: the proxy that the environment names")
-    if args.dataset_name not in (None, "random"):
+    dataset = {"timed_trace": "trace", "sharegpt": "prompts", "custom": "prompts"}.get(
+        args.dataset_name)
+    if dataset and args.dataset_path:
+        setattr(args, dataset, args.dataset_path)
+    elif args.dataset_name not in (None, "random"):
         raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
-                        "here, with lengths by --input-len and --output-len")
+                        "here, with lengths by --input-len and --output-len; timed_trace, sharegpt "
+                        "and custom take a --dataset-path")
     if args.duration and args.rate == math.inf and args.concurrency is None:
         raise UserError("--duration with no rate would send without end; give --rate R or "
                         "--concurrency N")
-    if args.concurrency is not None and args.concurrency < args.workers:
+    of = args.shard[1] if args.shard else 1
+    if args.concurrency is not None and args.concurrency < args.workers * of:
         raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
-                        f"{args.workers}; fewer workers")
+                        f"{args.workers}; fewer workers" if of == 1 else
+                        f"--concurrency {args.concurrency} cannot be shared by {of} shards of "
+                        f"--workers {args.workers}; fewer of them")
+    settle_tools(args, pasted)
+    if args.metrics_url:
+        parse_url(args.metrics_url, "chat")
+        if args.no_metrics:
+            raise UserError("--metrics-url and --no-metrics contradict each other; give one")
     if args.ramp is not None and not args.duration:
         raise UserError("--ramp goes with --duration")
+    own = args.mock is not None or args.simulate is not None
+    if args.simulate is not None:
+        for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
+                                 ("--serve", args.serve, "that runs in real time"),
+                                 ("--faults", args.faults, "faults need sockets; use --mock")):
+            if given:
+                raise UserError(f"--simulate and {flag} do not go together: {why}")
     if args.faults and args.mock is None and not args.serve:
         raise UserError("--faults needs the built-in engine: add --mock or --serve")
     parse_faults(args.faults or "")
     if args.url and args.base_url:
         raise UserError("the URL is given twice; drop --base-url")
     args.url = args.url or args.base_url
-    if args.url is None and args.mock is None and (pasted or args.host or args.port):
+    if args.url is None and not own and (pasted or args.host or args.port):
         args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
-    if args.url and args.mock is not None:
-        raise UserError("--mock brings its own engine; drop the URL, or --mock")
-    if args.serve:
+    if args.url and own:
+        name = "--mock" if args.simulate is None else "--simulate"
+        raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
+    if args.serve or args.merge or args.diff or args.selftest:
         return
-    if args.url is None and args.mock is None:
+    args.deployed = deployed(args)
+    if args.report:
+        return
+    if args.url is None and not own:
         raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
-    if args.rate is None and not args.sweep and args.concurrency is None:
-        if not pasted:
-            raise UserError("no load; give --rate, --sweep or --concurrency")
-        args.rate = math.inf
     for name, limit in args.goodput or ():
         setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
                 limit / MS)
-    if args.gate and not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
+    for name in ("ttft", "tpot", "e2e"):
+        limit = dig(args.deployed, "slo", f"{name}_s")
+        if limit and getattr(args, f"slo_{name}_ms") is None:
+            setattr(args, f"slo_{name}_ms", limit / MS)
+    settle_traffic(args)
+    if args.rate is None and not args.sweep and args.concurrency is None:
+        if not pasted:
+            raise UserError("no load; give --rate, --sweep, --concurrency, --trace or --mix")
+        args.rate = math.inf
+    if args.gate and not slo_of(args).any:
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
     args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
@@ -613,7 +758,14 @@ class Planned(NamedTuple):
     due_s: float  # from the run's start; 0 in the closed loop, where a free slot decides
     n_in: int  # tokens of the prompt, shared prefix included
     n_out: int  # tokens asked for
-    group: int  # which shared prefix
+    group: int  # which shared prefix; of --prompts, which round through the file
+    keys: Tuple[Hashable, ...] = ()  # of a trace: its blocks; equal keys are equal text
+    cls: str = ""  # of --mix
+    prompt: int = -1  # of --prompts: which one; n_in is then an estimate
+    session: int = -1  # of --turns
+    turn: int = 0
+    context: int = 0  # tokens of n_in that earlier turns and their answers make up
+    follow: Optional[Planned] = None  # the next turn; its due_s counts from the end of this one
 
 
 class Work(NamedTuple):
@@ -623,15 +775,20 @@ class Work(NamedTuple):
     n_out: Lengths
     shared_prefix: int  # tokens that every prompt of a group begins with
     prefix_groups: int
+    trace: Optional[Trace] = None
+    prompts: Optional[PromptFile] = None
+    classes: Tuple[TrafficClass, ...] = ()
+    turns: Optional[Lengths] = None
+    think_s: Optional[Lengths] = None
 
 
-def stream(seed: int, what: str) -> Any:
+def stream(seed: Union[int, str], what: str) -> Any:
     """A random generator of its own for each purpose, so that one does not disturb another."""
     import random
     return random.Random(f"{seed}/{what}")
 
 
-def gaps(load: Load, seed: int) -> Iterator[float]:
+def gaps(load: Load, seed: Union[int, str]) -> Iterator[float]:
     """Inter-arrival times [s] without end: gamma of shape `burstiness` and mean 1/rate."""
     if load.rate_rps is None:
         while True:
@@ -645,8 +802,8 @@ def gaps(load: Load, seed: int) -> Iterator[float]:
         yield draw(shape, mean_s / shape)
 
 
-def schedule(load: Load, work: Work, seed: int) -> Iterator[Planned]:
-    """The requests of the plan, without end, in the order in which they are due.
+def singles(load: Load, work: Work, seed: Union[int, str]) -> Iterator[Planned]:
+    """Requests by the distributions alone, without end, in the order in which they are due.
 
     Times are absolute (sums of gaps), so lateness never adds up. The first arrives one gap after
     the start, as in a Poisson process.
@@ -693,17 +850,764 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
         requests = tuple(itertools.islice(endless, load.num_requests))
         window = (0.0, math.inf)
     else:
-        ramp_s = expected_e2e_s if load.ramp_s is None else load.ramp_s
+        ramp_s = session_s(work, expected_e2e_s) if load.ramp_s is None else load.ramp_s
         window = (ramp_s, ramp_s + (load.duration_s or 0.0))
         end_s = window[1] + TAIL * expected_e2e_s
         ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
                  else itertools.islice(endless, load.concurrency))
         requests = tuple(itertools.islice(ahead, PREPARED_MAX))
-    shapes = [[lengths.quantile((i + 0.5) / 50) for i in range(50)]
-              for lengths in (work.n_in, work.n_out)]
-    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed]
+    shapes = [shape_of(work.n_in), shape_of(work.n_out)]
+    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed, *traffic_told(work)]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     return Plan(load, work, seed, requests, window, digest)
+
+
+# ---- 3b. Traces, prompts, classes and sessions -------------------------------------------------
+# Where requests come from when not from two distributions. Files are read once, before the run.
+
+SECOND_NS = 1_000_000_000
+TRACE_TIMES = {  # field, in lower case: the nanoseconds of its unit; 0: to be guessed
+    "arrival_s": SECOND_NS, "timestamp_s": SECOND_NS, "arrival_ms": 10**6, "timestamp_ms": 10**6,
+    "timestamp": 0, "arrival": 0}
+TRACE_INPUTS = {  # field: (format, nanoseconds of its unit where known)
+    "input_length": ("JSONL with lengths", 0), "contexttokens": ("Azure CSV", 0),
+    "request_tokens": ("BurstGPT CSV", SECOND_NS), "input_tokens": ("plain", 0)}
+TRACE_OUTPUTS = dict.fromkeys(("output_length", "generatedtokens", "response_tokens",
+                               "output_tokens"))
+UNITS_NS = {SECOND_NS: "seconds", 10**6: "milliseconds", 1000: "microseconds", 1: "nanoseconds"}
+HASH_BLOCKS = (512, 16, 64, 8, 32, 128, 256, 1024, 2048, 4096)  # Mooncake, Bailian and vLLM first
+DATES_S = range(10**10, 10**11)  # dates as seconds since the year 1, which no number reaches
+HEAD_ROWS = 1000  # looked at to tell units and block size
+BACKWARD_NS = SECOND_NS  # lines so little out of order are sorted; more is a mistake
+
+
+class TraceRow(NamedTuple):
+    """One request of a trace as its file has it."""
+
+    line: int
+    time: int  # ns, or the file's own unit times 10^9 until that is known
+    n_in: int
+    n_out: int
+    keys: Tuple[Hashable, ...]
+
+
+class Trace(NamedTuple):
+    """Recorded traffic, ready to be sent."""
+
+    requests: Tuple[Planned, ...]
+    block: int  # tokens that one of the keys stands for; 0 without keys
+    about: Dict[str, Any]  # for the record: file, format, unit, speed, shared_share ...
+    notes: List[str]  # what was assumed, sorted or left out
+
+
+class PromptItem(NamedTuple):
+    """One prompt of the customer's."""
+
+    messages: List[Dict[str, Any]]
+    n_out: Optional[int]  # of the file's reply: given, or estimated from its text
+    more: Dict[str, Any]  # tools and the like, for chat
+
+
+class PromptFile(NamedTuple):
+    """The customer's own prompts."""
+
+    path: str
+    items: List[PromptItem]
+    digest: str  # of the file's content
+
+    def tokens(self, index: int) -> int:
+        """About how many tokens a prompt has."""
+        return tokens_about(joined(self.items[index].messages))
+
+
+class TrafficClass(NamedTuple):
+    """One of several kinds of traffic at once."""
+
+    name: str
+    share: float  # of all arrivals
+    rate_rps: Optional[float]  # its own, where the file says so
+    burstiness: Optional[float]
+    work: Work
+    limits: Dict[str, Optional[float]]  # its SLO: ttft_s, tpot_s, e2e_s
+    model: str  # or the name of a LoRA adapter; "" the target's
+
+
+def schedule(load: Load, work: Work, seed: int) -> Iterator[Planned]:
+    """The requests of a plan in the order in which they are due; without end but for a trace."""
+    if work.trace is not None:
+        return iter(work.trace.requests)
+    if work.classes:
+        return mixed(load, work.classes, seed)
+    if work.prompts is not None:
+        return prompted(singles(load, work, seed), work.prompts, seed)
+    return sessions(load, work, seed) if work.turns else singles(load, work, seed)
+
+
+def traffic_told(work: Work) -> List[Any]:
+    """What the plan's hash must cover beyond load, lengths and seed."""
+    if work.trace is not None:
+        return ["trace", repr(work.trace.requests), work.trace.block]
+    if work.prompts is not None:
+        return ["prompts", work.prompts.digest]
+    if work.turns is not None and work.think_s is not None:
+        return ["turns", *shape_of(work.turns), *shape_of(work.think_s)]
+    return [[c.name, c.share, c.burstiness, shape_of(c.work.n_in), shape_of(c.work.n_out),
+             c.work.shared_prefix, c.work.prefix_groups, c.model] for c in work.classes]
+
+
+def shape_of(lengths: Lengths) -> List[float]:
+    """A distribution as fifty of its quantiles, however it was written."""
+    return [lengths.quantile((i + 0.5) / 50) for i in range(50)]
+
+
+def lengths_seen(text: str, values: Sequence[int]) -> Lengths:
+    """The distribution of lengths that a file holds."""
+    ordered = sorted(values)
+    return Lengths(text, sum(ordered) / len(ordered),
+                   lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))])
+
+
+# -- traces
+
+
+def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int,
+               duration_s: float) -> Trace:
+    """A trace of any known format, cut to a window [s of the trace], sped up and limited.
+
+    Times count from the window's start, else from the first request. UserError with the line.
+    """
+    notes: List[str] = []
+    kind, unit_ns, block, rows = open_trace(path, notes)
+    end_ns = math.inf
+    kept: List[TraceRow] = []
+    base_ns: Optional[int] = None
+    for row in in_order(path, rows, unit_ns, notes):
+        if base_ns is None:
+            base_ns = row.time + round(window_s[0] * SECOND_NS)
+            end_ns = base_ns + min((window_s[1] - window_s[0]) * SECOND_NS,
+                                   duration_s * speed * SECOND_NS)
+        if row.time >= end_ns or len(kept) >= most:
+            break
+        if row.time >= base_ns:
+            kept.append(row)
+    if not kept or base_ns is None:
+        raise UserError(f"{path} has no request" + ("" if base_ns is None else
+                                                    " in --trace-window and --duration"))
+    first_ns = base_ns
+    requests = tuple(Planned(n, (row.time - first_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
+                             row.keys) for n, row in enumerate(kept))
+    about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
+             "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
+             "first_line": kept[0].line, "last_line": kept[-1].line, "block_tokens": block or None,
+             "shared_share": shared_share(requests, block) if block else None}
+    return Trace(requests, block, about, notes)
+
+
+def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[TraceRow]]:
+    """(format, ns of its unit, tokens of a hash block, rows with times in 10^-9 units)."""
+    records = trace_records(path)
+    head = list(itertools.islice(records, 1))
+    if not head:
+        raise UserError(f"{path} is empty")
+    names = {str(name).strip().lower().replace(" ", "_"): name for name in head[0][1]}
+    found = [next((name for name in table if name in names), "")
+             for table in (TRACE_TIMES, TRACE_INPUTS, TRACE_OUTPUTS)]
+    if not all(found):
+        missing = ("a time", "an input length", "an output length")[found.index("")]
+        raise UserError(f"{path} line {head[0][0]} has no field for {missing}: Mooncake and "
+                        "timed_trace have timestamp, input_length, output_length, hash_ids; Azure "
+                        "TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT Timestamp, Request "
+                        "tokens, Response tokens; a plain CSV arrival_s, input_tokens, "
+                        "output_tokens")
+    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found], notes)
+    first = list(itertools.islice(rows, HEAD_ROWS))
+    kind, unit_ns = TRACE_INPUTS[found[1]]
+    block = block_of(path, first)
+    if block:
+        kind = "Mooncake JSONL" if block == HASH_BLOCKS[0] else "timed_trace JSONL"
+    unit_ns = TRACE_TIMES[found[0]] or unit_ns
+    if first and first[0].time // SECOND_NS in DATES_S:
+        unit_ns = SECOND_NS
+    elif first and not unit_ns:
+        unit_ns = guess_unit([row.time for row in first], block)
+        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}; the file does not say "
+                     "(--trace-speed puts a wrong guess right)")
+    return kind, unit_ns or SECOND_NS, block, itertools.chain(first, rows)
+
+
+def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
+    """(line number, fields) of a file of JSON lines or of a CSV with a header."""
+    import csv
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            start = file.read(KIB).lstrip()[:1]
+            file.seek(0)
+            if start == "{":
+                for line, text in enumerate(file, 1):
+                    if text.strip():
+                        yield line, json_line(path, line, text)
+                return
+            reader = csv.DictReader(file)
+            for fields in reader:
+                yield reader.line_num, fields
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def json_line(path: str, line: int, text: str) -> Dict[str, Any]:
+    """The object on one line; its fractions stay text, so that no digit is lost."""
+    try:
+        value = json.loads(text, parse_float=str)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} line {line} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} line {line} is no JSON object")
+    return value
+
+
+def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str],
+               notes: List[str]) -> Iterator[TraceRow]:
+    """Rows with checked fields; those without output are left out, and said."""
+    at, n_in, n_out = names
+    empty, dated = [], None
+    for line, fields in records:
+        where = f"{path} line {line}"
+        stamp_ns, is_date = trace_time(fields.get(at), f"{where}: {at}")
+        if is_date is not (dated := is_date if dated is None else dated):
+            raise UserError(f"{where}: {at} is {'a date' if is_date else 'a number'} and those "
+                            "before are not: units are mixed")
+        read = trace_length(fields.get(n_in), f"{where}: {n_in}")
+        made = trace_length(fields.get(n_out), f"{where}: {n_out}")
+        keys = fields.get("hash_ids") or ()
+        if not isinstance(keys, (list, tuple)) or not all(
+                type(key) in (int, str) for key in keys):
+            raise UserError(f"{where}: hash_ids is no list of numbers")
+        if read and made:
+            yield TraceRow(line, stamp_ns, read, made, tuple(keys))
+        else:
+            empty.append(line)
+    if empty:
+        notes.append(f"trace: {len(empty)} requests of 0 tokens left out (the first on line "
+                     f"{empty[0]}): they failed when they were recorded")
+
+
+def trace_time(value: Any, where: str) -> Tuple[int, bool]:
+    """(exact time in 10^-9 of its unit, whether it was a date). Raises UserError."""
+    import datetime
+    from decimal import Decimal, InvalidOperation
+    text = "" if value is None else str(value).strip()
+    if not text:
+        raise UserError(f"{where} is missing")
+    date = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.](\d{1,9}))?"
+                        r"(?:Z|([+-]\d\d):?(\d\d))?", text)
+    try:
+        if date is None:
+            number = Decimal(text) * SECOND_NS
+            if number < 0:
+                raise UserError(f"{where} is negative: {text[:40]}")
+            if not number < 10**28:
+                raise ValueError
+            return int(number), False
+        year, month, day, hour, minute, second = (int(part) for part in date.groups()[:6])
+        days = datetime.date(year, month, day).toordinal()
+        east = int(date[8] + "1") * 60 if date[8] else 0
+        east = int(date[8]) * 60 + (int(date[9]) if east >= 0 else -int(date[9])) if date[8] else 0
+        whole_s = ((days * 24 + hour) * 60 + minute - east) * 60 + second
+        return whole_s * SECOND_NS + int((date[7] or "0").ljust(9, "0")), True
+    except (ValueError, InvalidOperation):
+        raise UserError(f"{where} is no time: {text[:40]!r}") from None
+
+
+def trace_length(value: Any, where: str) -> int:
+    """A number of tokens, zero or more."""
+    text = "" if value is None else str(value).strip()
+    if not text:
+        raise UserError(f"{where} is missing")
+    try:
+        tokens = float(text)
+    except ValueError:
+        tokens = math.nan
+    if not 0 <= tokens <= TOKENS_PLANNED_MAX or tokens != int(tokens):
+        raise UserError(f"{where} is no number of tokens: {text[:40]!r}")
+    return int(tokens)
+
+
+def guess_unit(times: Sequence[int], block: int) -> int:
+    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap.
+
+    Dates since 1970 give themselves away by their size. Else whole numbers 20 or more apart are
+    milliseconds (as are all of Mooncake's), and anything closer or with a fraction seconds.
+    """
+    first = times[0] // SECOND_NS
+    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
+        if first >= least:
+            return unit_ns
+    gap = (max(times) - min(times)) / SECOND_NS / max(1, len(times) - 1)
+    fractions = any(time % SECOND_NS for time in times)
+    if gap >= 1000 or (not fractions and (gap >= 20 or block == HASH_BLOCKS[0])):
+        return 10**6
+    return SECOND_NS
+
+
+def block_of(path: str, rows: Sequence[TraceRow]) -> int:
+    """Tokens that a hash id stands for, from the lengths; 0 where there are no hash ids."""
+    keyed = [row for row in rows if row.keys]
+    if not keyed:
+        return 0
+    fits = {block: [row for row in keyed if abs(row.n_in - len(row.keys) * block) < block]
+            for block in HASH_BLOCKS}
+    best = max(HASH_BLOCKS, key=lambda block: len(fits[block]))
+    if 2 * len(fits[best]) < len(keyed):
+        raise UserError(f"{path} line {keyed[0].line}: {len(keyed[0].keys)} hash_ids for "
+                        f"{keyed[0].n_in} tokens: no block size of 8 to 4096 explains the file")
+    return best
+
+
+def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
+             ) -> Iterator[TraceRow]:
+    """The rows in time order, in ns; what goes back too far, or changes units, is a UserError."""
+    held: List[Tuple[int, TraceRow]] = []
+    newest = before = None
+    widest_ns, suspect, moved = 0, 0, []
+    for count_, row in enumerate(rows):
+        time = row.time if unit_ns == SECOND_NS else row.time * unit_ns // SECOND_NS
+        row = row._replace(time=time)
+        if newest is not None and time < newest.time:
+            if newest.time - time > BACKWARD_NS:
+                raise UserError(f"{path} line {row.line} goes back in time, by "
+                                f"{figure((newest.time - time) * NS)} s from line {newest.line}: "
+                                "sort the file by time, or mend its units if they are mixed")
+            moved.append(row.line)
+        elif newest is not None and before is not None:
+            gap_ns = time - newest.time
+            if suspect and gap_ns > 30 * widest_ns:
+                raise UserError(f"{path} line {suspect}: from here on times are about a thousand "
+                                "times as far apart: units are mixed")
+            suspect = row.line if (count_ > 2 and widest_ns and gap_ns > 100 * widest_ns
+                                   and time > 100 * newest.time) else 0
+            widest_ns = widest_ns if suspect else max(widest_ns, gap_ns)
+        before, newest = newest, row if newest is None or time >= newest.time else newest
+        heapq.heappush(held, (time, row))
+        while held and newest is not None and held[0][0] < newest.time - BACKWARD_NS:
+            yield heapq.heappop(held)[1]
+    while held:
+        yield heapq.heappop(held)[1]
+    if moved:
+        notes.append(f"trace: {len(moved)} lines are out of order by a second or less (the first "
+                     f"is line {moved[0]}): sorted")
+
+
+def shared_share(requests: Sequence[Planned], block: int) -> float:
+    """The share of prompt tokens that a prefix cache without limit would hold already."""
+    seen: Set[int] = set()
+    shared = 0
+    for planned in requests:
+        chain = 0
+        for number, key in enumerate(planned.keys, 1):
+            chain = hash((chain, key))
+            if number * block > planned.n_in:
+                break
+            shared += block if chain in seen else 0
+            seen.add(chain)
+    return shared / sum(planned.n_in for planned in requests)
+
+
+def most_at_once(plan: Plan) -> int:
+    """The most requests of a plan that are due within 20 ms: connections to hold ready."""
+    dues, first, most = [planned.due_s for planned in plan.requests], 0, 0
+    for last, due_s in enumerate(dues):
+        while due_s - dues[first] > 20 * MS:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+# -- the customer's prompts
+
+
+def joined(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages, for completions and for estimates."""
+    texts = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = content if isinstance(content, list) else [content]
+        texts += [str(part.get("text") or "") if isinstance(part, dict) else str(part)
+                  for part in parts]
+    return "\n".join(texts)
+
+
+def tokens_about(text: str) -> int:
+    """Tokens of a text, estimated: about four characters each in English."""
+    return max(1, round(len(text) / 4))
+
+
+def read_prompts(path: str) -> PromptFile:
+    """Prompts from ShareGPT JSON, or JSON lines of {"messages"} or {"prompt"}. Raises UserError."""
+    import hashlib
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    rows: List[Tuple[str, Any]]
+    if text.lstrip().startswith("["):
+        try:
+            rows = [(f"{path} entry {n}", row) for n, row in enumerate(json.loads(text), 1)]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON: {str(error)[:100]}") from None
+    else:
+        rows = [(f"{path} line {n}", json_line(path, n, line))
+                for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    items = [item for where, row in rows for item in prompt_item(row, where)]
+    if not items:
+        raise UserError(f"{path} holds no prompt that ends with a user's message")
+    return PromptFile(path, items, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
+         "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system"}
+
+
+def prompt_item(row: Any, where: str) -> List[PromptItem]:
+    """The prompt of one entry, as a list of one or none (a conversation without a question)."""
+    row = row.get("body", row) if isinstance(row, dict) else row
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no JSON object")
+    reply: Any = row.get("completion") or row.get("response") or row.get("output")
+    if isinstance(row.get("conversations"), list):  # ShareGPT: the first question and its answer
+        talk = [{"role": ROLES.get(str(turn.get("from")), "user"), "content": turn.get("value")}
+                for turn in row["conversations"] if isinstance(turn, dict)]
+        asked = next((n for n, turn in enumerate(talk) if turn["role"] == "user"), len(talk))
+        messages, rest = talk[:asked + 1], talk[asked + 1:asked + 2]
+        reply = rest[0]["content"] if rest and rest[0]["role"] == "assistant" else None
+        messages = [m for m in messages if m["role"] != "assistant"]
+    elif isinstance(row.get("messages"), list):
+        messages = [message for message in row["messages"] if isinstance(message, dict)]
+        if messages and messages[-1].get("role") == "assistant":
+            *messages, last = messages
+            reply = joined([last])
+    elif isinstance(row.get("prompt"), str):
+        messages = [{"role": "user", "content": row["prompt"]}]
+    else:
+        raise UserError(f'{where} has no "messages", "prompt" or "conversations"')
+    if not joined(messages).strip():
+        return []
+    given = next((row[key] for key in ("output_tokens", "max_tokens", "max_completion_tokens")
+                  if type(row.get(key)) is int and 0 < row[key] <= TOKENS_PLANNED_MAX), None)
+    if given is None and isinstance(reply, str) and reply:
+        given = tokens_about(reply)
+    more = {key: row[key] for key in ("tools", "tool_choice", "response_format") if key in row}
+    return [PromptItem(messages, given, more)]
+
+
+def prompted(plain: Iterator[Planned], prompts: PromptFile, seed: int) -> Iterator[Planned]:
+    """Each request with a prompt of the file: all of them in random order, then all again."""
+    order = list(range(len(prompts.items)))
+    shuffle = stream(seed, "prompts").shuffle
+    for planned in plain:
+        turn, place = divmod(planned.id, len(order))
+        if not place:
+            shuffle(order)
+        n_out = prompts.items[order[place]].n_out or planned.n_out
+        yield planned._replace(n_in=prompts.tokens(order[place]), n_out=n_out, group=turn,
+                               prompt=order[place])
+
+
+# -- several classes
+
+
+def read_mix(path: str, fallback: Mapping[str, Optional[float]]) -> Tuple[TrafficClass, ...]:
+    """The classes of a JSON file: {"classes": [{"name", "rate", "input_len", ...}]}.
+
+    A class without an SLO of its own has the fallback's, limit by limit. Raises UserError.
+    """
+    whole_file = read_json(path)
+    rows: Any = whole_file.get("classes", whole_file)
+    if isinstance(rows, dict):
+        rows = [{"name": name, **row} if isinstance(row, dict) else row
+                for name, row in rows.items()]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f'{path} must hold {{"classes": [{{"name": ..., "rate": ...}}]}}')
+    classes = [traffic_class(row, f"{path}: class {n}", fallback) for n, row in enumerate(rows, 1)]
+    if len({c.name for c in classes}) < len(classes):
+        raise UserError(f"{path}: two classes have the same name")
+    total = math.fsum(c.share for c in classes)
+    return tuple(c._replace(share=c.share / total) for c in classes)
+
+
+MIX_FIELDS: Dict[str, Callable[[str], Any]] = {
+    "name": word, "rate": positive, "weight": positive, "burstiness": rate_or_inf,
+    "input_len": token_lengths, "output_len": token_lengths, "shared_prefix_len": natural,
+    "prefix_groups": whole, "slo_ttft_ms": positive, "slo_tpot_ms": positive,
+    "slo_e2e_ms": positive, "model": word, "workload": word}
+
+
+def traffic_class(row: Mapping[str, Any], where: str, fallback: Mapping[str, Optional[float]]
+                  ) -> TrafficClass:
+    """One class from its JSON object, its weight still as written."""
+    unknown = sorted(set(row) - set(MIX_FIELDS))
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]!r}{near(unknown[0], MIX_FIELDS)}")
+    if isinstance(row.get("workload"), str):
+        row = {**workload_row(row["workload"]), **row}
+    got = {key: named(f"{where}: {key}", kind)(str(row[key]))
+           for key, kind in MIX_FIELDS.items() if row.get(key) is not None}
+    if "name" not in got:
+        raise UserError(f"{where} has no name")
+    work = Work(got.get("input_len") or parse_lengths("200"),
+                got.get("output_len") or parse_lengths("100"),
+                got.get("shared_prefix_len", 0), got.get("prefix_groups", 1))
+    if work.shared_prefix and work.shared_prefix >= work.n_in.mean:
+        raise UserError(f"{where}: shared_prefix_len is as long as the prompt")
+    limits = {f"{name}_s": got[f"slo_{name}_ms"] * MS if f"slo_{name}_ms" in got
+              else fallback[f"{name}_s"] for name in ("ttft", "tpot", "e2e")}
+    return TrafficClass(got["name"], got.get("weight", got.get("rate", 1.0)), got.get("rate"),
+                        got.get("burstiness"), work, limits, got.get("model", ""))
+
+
+def mixed(load: Load, classes: Sequence[TrafficClass], seed: int) -> Iterator[Planned]:
+    """The classes' own arrivals merged; without a rate, each next request's class by its share."""
+    streams, first_group = [], 0
+    for c in classes:
+        own = load._replace(rate_rps=load.rate_rps and load.rate_rps * c.share,
+                            burstiness=load.burstiness if c.burstiness is None else c.burstiness)
+        streams.append(classed(singles(own, c.work, f"{seed}/{c.name}"), c.name, first_group))
+        first_group += c.work.prefix_groups
+    if load.rate_rps is None:
+        choose, shares = stream(seed, "classes").choices, [c.share for c in classes]
+        merged = (next(choose(streams, shares)[0]) for _ in itertools.repeat(0))
+    else:
+        merged = heapq.merge(*streams, key=lambda planned: planned.due_s)
+    return (planned._replace(id=number) for number, planned in enumerate(merged))
+
+
+def classed(plain: Iterator[Planned], name: str, first_group: int) -> Iterator[Planned]:
+    """The requests of one class, its prefix groups apart from the others'."""
+    return (p._replace(cls=name, group=p.group + first_group) for p in plain)
+
+
+# -- sessions
+
+
+def sessions(load: Load, work: Work, seed: int) -> Iterator[Planned]:
+    """First turns in the order in which they are due, each with the turns that follow it.
+
+    The rate counts requests, so sessions begin at the rate over the mean number of turns. A later
+    turn's due_s counts from the end of the one before; its n_in is what it carries plus new text.
+    """
+    assert work.turns is not None and work.think_s is not None
+    draw = stream(seed, "sessions")
+    own = load._replace(rate_rps=load.rate_rps and load.rate_rps / work.turns.mean)
+    single, number = singles(own, work, seed), 0
+    left = math.inf if load.num_requests is None else load.num_requests
+    for session, first in enumerate(single):
+        wanted = max(1, round(work.turns.quantile(open_unit(draw))))
+        turns = [first._replace(id=number, session=session)]
+        while len(turns) < min(wanted, left):
+            last = turns[-1]
+            context = last.n_in + last.n_out
+            turns.append(Planned(
+                number + len(turns), work.think_s.quantile(open_unit(draw)),
+                context + max(1, round(work.n_in.quantile(open_unit(draw)))),
+                max(1, round(work.n_out.quantile(open_unit(draw)))), first.group,
+                session=session, turn=len(turns), context=context))
+        number += len(turns)
+        left -= len(turns)
+        chained: Optional[Planned] = None
+        for planned in reversed(turns):
+            chained = planned._replace(follow=chained)
+        if chained is not None:
+            yield chained
+        if left <= 0:
+            return
+
+
+def session_s(work: Work, e2e_s: float) -> float:
+    """How long a mean session lasts [s]; without turns, one E2E."""
+    if work.turns is None or work.think_s is None:
+        return e2e_s
+    return work.turns.mean * (e2e_s + work.think_s.mean) - work.think_s.mean
+
+
+def turns_of(requests: Iterable[Planned]) -> Iterator[Planned]:
+    """Every request of a plan, the later turns of a session after its first."""
+    for planned in requests:
+        turn: Optional[Planned] = planned
+        while turn is not None:
+            yield turn
+            turn = turn.follow
+
+
+def prefix_keys(planned: Planned, work: Work, tokens: int, owner: int) -> List[Hashable]:
+    """Keys of a request's leading blocks of so many tokens, for an engine's prefix cache.
+
+    Equal keys mean equal text up to the block's end. owner: whose text it is (a run; the same
+    number in each where prompts repeat). None where neither a trace nor a session says anything.
+    """
+    if planned.session >= 0:  # of the whole conversation, answers included
+        blocks = (planned.n_in + planned.n_out) // tokens
+        return [(owner, "session", planned.session, n) for n in range(blocks)]
+    block = work.trace.block if work.trace else 0
+    chains = list(itertools.accumulate(planned.keys, lambda c, key: hash((c, key)), initial=0))
+    full = min(planned.n_in, block * len(planned.keys)) // tokens
+    return [(owner, chains[-(-(n + 1) * tokens // block)], n) for n in range(full)]
+
+
+def shared_of(planned: Planned, work: Work) -> int:
+    """Tokens of the shared prefix that a request begins with."""
+    own = next((c.work for c in work.classes if c.name == planned.cls), work)
+    return own.shared_prefix
+
+
+# -- from the flags
+
+
+def workload_row(name: str) -> Dict[str, Any]:
+    """The lengths and SLOs that presets.json has for a workload. Raises UserError."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "presets.json")
+    if not os.path.exists(path):
+        raise UserError(f"--workload {name} cannot be looked up: presets.json is not beside "
+                        "loadgen.py; put it there, or give --input-len, --output-len and the SLOs")
+    rows = {row["name"]: row for row in read_json(path).get("workloads", ())}
+    if name not in rows:
+        raise UserError(f"--workload {name!r} is not known{near(name, rows)}; presets.json has "
+                        f"{', '.join(rows)}")
+    return {key: value for key, value in rows[name].items()
+            if key in MIX_FIELDS and key != "name"}
+
+
+def settle_traffic(args: Any) -> None:
+    """Read the files that the flags name, and settle the load and the lengths that follow.
+
+    Raises UserError where flags contradict each other.
+    """
+    args.trace_read = args.prompts_read = None
+    args.classes = ()
+    if args.workload:
+        for key, value in workload_row(args.workload).items():
+            if getattr(args, key) is None:
+                setattr(args, key, token_lengths(value) if key.endswith("len") else value)
+    sources = [flag for flag in ("trace", "prompts", "mix", "turns") if getattr(args, flag)]
+    if len(sources) > 1:
+        raise UserError(f"--{sources[0]} and --{sources[1]} do not go together; give one")
+    for flag, needs in (("think_time", "turns"), ("trace_speed", "trace"),
+                        ("trace_window", "trace")):
+        if getattr(args, flag) is not None and not getattr(args, needs):
+            raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}")
+    given = [flag for source in sources for flag in IN_THE_FILE.get(source, ())
+             if getattr(args, flag, None) not in (None, False, 0, math.inf)]
+    if given:
+        raise UserError(f"--{sources[0]} says that itself; drop --{given[0].replace('_', '-')}")
+    {"trace": settle_trace, "prompts": settle_prompts, "mix": settle_mix}.get(
+        "".join(sources), lambda args: None)(args)
+
+
+IN_THE_FILE = {  # flags that contradict a file
+    "trace": ("rate", "sweep", "find_goodput", "ramp",
+              "input_len", "output_len", "shared_prefix_len"),
+    "prompts": ("input_len", "shared_prefix_len"),
+    "mix": ("input_len", "output_len", "shared_prefix_len")}
+
+
+def settle_trace(args: Any) -> None:
+    """--trace: its arrivals and lengths are the plan."""
+    trace = args.trace_read = read_trace(args.trace, args.trace_window or (0.0, math.inf),
+                                         args.trace_speed or 1.0, args.num_requests or 5_000_000,
+                                         args.duration or math.inf)
+    args.input_len = lengths_seen("of the trace", [p.n_in for p in trace.requests])
+    args.output_len = lengths_seen("of the trace", [p.n_out for p in trace.requests])
+    args.num_requests, args.duration = len(trace.requests), None
+    rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
+    args.rate = float(f"{rate:.3g}")
+    for note in trace.notes:
+        print(f"loadgen: {note}", file=sys.stderr)
+
+
+def settle_prompts(args: Any) -> None:
+    """--prompts: the customer's own texts; lengths are known only when the server has counted."""
+    found = args.prompts_read = read_prompts(args.prompts)
+    items = len(found.items)
+    args.input_len = lengths_seen("of the file (estimated)",
+                                  [found.tokens(n) for n in range(items)])
+    if not args.output_len and all(item.n_out for item in found.items):
+        args.output_len = lengths_seen("of the file's replies",
+                                       [item.n_out or 0 for item in found.items])
+    wanted = args.num_requests or (0 if args.duration else 100)
+    if wanted > items:
+        print(f"loadgen: {wanted} requests from {items} prompts: {wanted - items} repeats, "
+              + ("which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
+                 else "each round with a nonce of its own in front"), file=sys.stderr)
+
+
+def settle_mix(args: Any) -> None:
+    """--mix: the classes, their total rate, and the mean lengths of all."""
+    classes = args.classes = read_mix(args.mix, {
+        f"{name}_s": value * MS if value else None for name, value in (
+            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))})
+    if args.rate is None and not args.sweep and args.concurrency is None:
+        without = [c.name for c in classes if c.rate_rps is None]
+        if without:
+            raise UserError(f"{args.mix}: class {without[0]} has no rate; give it one, or --rate "
+                            "for all")
+        args.rate = math.fsum(c.rate_rps or 0.0 for c in classes)
+    args.input_len = blend([(c.share, c.work.n_in) for c in classes])
+    args.output_len = blend([(c.share, c.work.n_out) for c in classes])
+
+
+def blend(parts: Sequence[Tuple[float, Lengths]]) -> Lengths:
+    """A mixture of distributions by their shares, its quantiles from 200 points of each."""
+    points = sorted((lengths.quantile((i + 0.5) / 200), share / 200)
+                    for share, lengths in parts for i in range(200))
+    reached = list(itertools.accumulate(share for _, share in points))
+    mean = math.fsum(share * lengths.mean for share, lengths in parts)
+    return Lengths("of the mix", mean,
+                   lambda q: points[min(len(points) - 1, bisect.bisect_left(reached, q))][0])
+
+
+def work_of(args: Any) -> Work:
+    """What the requests ask for, as the flags and their files say."""
+    think = args.think_time or (think_time("0") if args.turns else None)
+    return Work(args.input_len, args.output_len, args.shared_prefix_len, args.prefix_groups,
+                args.trace_read, args.prompts_read, args.classes, args.turns, think)
+
+
+def slo_of(args: Any) -> Slo:
+    """What a request must meet, as the flags and the classes say."""
+    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
+        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    return Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment, {c.name: Slo(
+        c.limits["ttft_s"], c.limits["tpot_s"], c.limits["e2e_s"], args.slo_attainment)
+        for c in args.classes})
+
+
+def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
+    """Where requests come from, for the record and the setup statement; None: distributions."""
+    text, more = "", {}
+    if args.trace_read:
+        more = args.trace_read.about
+        text = (f"trace {more['file']} ({more['format']}), lines {more['first_line']} to "
+                f"{more['last_line']}, {more['unit']}, speed {more['speed']:g}")
+        if more["shared_share"] is not None:
+            text += (f"; hash ids of {more['block_tokens']} tokens, {more['shared_share']:.0%} of "
+                     "the prompt tokens repeat an earlier prefix")
+        more = {**more, "notes": args.trace_read.notes}
+    elif args.prompts_read:
+        more = {"file": os.path.basename(args.prompts), "prompts": len(args.prompts_read.items)}
+        text = f"{more['prompts']} prompts of {more['file']}, in an order by the seed, then again"
+        text += "" if args.no_unique_prompts else "; a nonce of a few words in front of each"
+    elif args.classes:
+        text = f"{len(args.classes)} classes of {os.path.basename(args.mix)}"
+        more = {"classes": {c.name: {
+            "share": c.share, "model": c.model or None, "input": c.work.n_in.text,
+            "output": c.work.n_out.text, "shared_prefix_len": c.work.shared_prefix,
+            "burstiness": None if c.burstiness is None or math.isinf(c.burstiness)
+            else c.burstiness, **c.limits} for c in args.classes}}
+    elif args.turns:
+        think = args.think_time.text if args.think_time else "0"
+        more = {"turns": args.turns.text, "think_time_s": think}
+        text = (f"sessions of {args.turns.text} turns, think time {think} s; input length is the "
+                "new text of a turn, and the rate counts turns")
+    return {"text": text, **more} if text else None
 
 
 # ---- 4. Prompts and requests -------------------------------------------------------------------
@@ -765,32 +1669,77 @@ class Prompts:
     The nonce is fresh for every run (`salt`), so that no prompt of an earlier run is in a cache.
     """
 
-    def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration) -> None:
+    def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration,
+                 work: Optional[Work] = None) -> None:
         """seed fixes the filling, salt the nonces; unique=False leaves the nonce out."""
         self.seed, self.salt, self.unique, self.calibration = seed, salt, unique, calibration
+        self.block = work.trace.block if work and work.trace else 0
+        self.items = work.prompts.items if work and work.prompts else []
 
     def units(self, planned: Planned, shared: int, total: int, symbols: Sequence[Any]) -> List[Any]:
         """So many symbols: shared ones of the group first, then the nonce, then filling."""
         prefix = stream(self.seed, f"prefix {planned.group}").choices(symbols, k=shared)
         own = max(1, total - shared)
-        nonce: List[Any] = []
-        if self.unique:
-            value = (self.salt << 32) | planned.id
-            while value and len(nonce) < own:
-                value, digit = divmod(value, len(symbols))
-                nonce.append(symbols[digit])
+        nonce = self.nonce(planned.id, symbols)[:own]
         filling = stream(self.seed, f"filling {planned.id}").choices(symbols, k=own - len(nonce))
         return [*prefix, *nonce, *filling]
 
+    def nonce(self, number: int, symbols: Sequence[Any]) -> List[Any]:
+        """A few symbols that no other number and no other run has; none where not wanted."""
+        value = (self.salt << 32 | number) if self.unique else 0
+        found: List[Any] = []
+        while value:
+            value, digit = divmod(value, len(symbols))
+            found.append(symbols[digit])
+        return found
+
+    def blocks(self, planned: Planned, total: int, size: float, symbols: Sequence[Any]
+               ) -> List[Any]:
+        """So many symbols: a block of about `size` for each key, then filling of its own.
+
+        A block's content follows from its key and the run, so equal keys make equal prefixes, and
+        none that an earlier run has left in a cache.
+        """
+        seed = f"{self.seed}/{self.salt if self.unique else 0}"
+        found: List[Any] = []
+        for number, key in enumerate(planned.keys):
+            length = round((number + 1) * size) - round(number * size)
+            found += stream(seed, f"block {key}").choices(symbols, k=length)
+        filling = stream(seed, f"filling {planned.id}")
+        found += filling.choices(symbols, k=max(0, total - len(found)))
+        return found[:total]
+
     def token_ids(self, planned: Planned, shared: int) -> List[int]:
         """A prompt of exactly planned.n_in token ids."""
+        if planned.keys:
+            return self.blocks(planned, planned.n_in, self.block, TOKEN_IDS)
         return self.units(planned, shared, planned.n_in, TOKEN_IDS)
 
     def text(self, planned: Planned, shared: int) -> str:
-        """A prompt that the server should count as planned.n_in tokens."""
-        total = self.calibration.words_for(planned.n_in)
-        before = round(shared / self.calibration.tokens_per_word)
-        return " ".join(self.units(planned, min(before, total - 1), total, WORDS))
+        """A prompt that the server should count as planned.n_in tokens; later turns: the new."""
+        a_word = self.calibration.tokens_per_word
+        total = (max(1, round((planned.n_in - planned.context) / a_word)) if planned.turn
+                 else self.calibration.words_for(planned.n_in))
+        if planned.keys:
+            return " ".join(self.blocks(planned, total, self.block / a_word, WORDS))
+        shared = 0 if planned.turn else min(round(shared / a_word), total - 1)
+        return " ".join(self.units(planned, shared, total, WORDS))
+
+    def messages(self, planned: Planned, shared: int) -> List[Dict[str, Any]]:
+        """The new messages of a request; the customer's own with a nonce in front.
+
+        That nonce is one for each round through the file: what its prompts share stays shared,
+        and what comes again is not found in a cache.
+        """
+        if planned.prompt < 0:
+            return [{"role": "user", "content": self.text(planned, shared)}]
+        messages = [dict(message) for message in self.items[planned.prompt].messages]
+        nonce = " ".join(self.nonce(planned.group, WORDS))
+        content = messages[0].get("content")
+        if nonce:
+            messages[0]["content"] = ([{"type": "text", "text": nonce}, *content]
+                                      if isinstance(content, list) else f"{nonce}\n{content or ''}")
+        return messages
 
 
 class Target(NamedTuple):
@@ -859,15 +1808,23 @@ def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
     return parts.scheme, parts.hostname, port or standard, full + query, path, chat
 
 
-def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> bytes:
-    """The JSON body of one request."""
+def models_of(work: Work, target: Target) -> Dict[str, Target]:
+    """The target of each traffic class: another model, or adapter, where the class names one."""
+    return {c.name: target._replace(model=c.model or target.model) for c in work.classes}
+
+
+def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int,
+            talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+    """The JSON body of one request. `talk` is what was said before it; its messages are added."""
     fields: Dict[str, Any] = {"model": target.model}
-    if target.chat:
-        fields["messages"] = [{"role": "user", "content": prompts.text(planned, shared)}]
-    elif target.token_ids:
+    if not target.chat and target.token_ids and talk is None:
         fields["prompt"] = prompts.token_ids(planned, shared)
     else:
-        fields["prompt"] = prompts.text(planned, shared)
+        talk = [] if talk is None else talk
+        talk += prompts.messages(planned, shared)
+        fields.update({"messages": talk} if target.chat else {"prompt": joined(talk)})
+        if target.chat and planned.prompt >= 0:
+            fields.update(prompts.items[planned.prompt].more)
     fields.update(max_tokens=planned.n_out, stream=True, temperature=0.0,
                   stream_options={"include_usage": True})
     if target.ignore_eos:
@@ -877,14 +1834,15 @@ def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int) -> 
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int) -> bytes:
+def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int,
+           talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
     """The bytes of one request, head and body in one piece."""
     name = "warmup" if run < 0 else run
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream",
                "Accept-Encoding": "identity", "X-Request-Id": f"loadgen-{name}-{planned.id}",
                **dict(target.headers)}
     return request_bytes("POST", target.path, target.authority, headers,
-                         body_of(target, prompts, planned, shared))
+                         body_of(target, prompts, planned, shared, talk))
 
 
 # ---- 5. The wire -------------------------------------------------------------------------------
@@ -1364,8 +2322,8 @@ class Reply:
         "steady", "_twin", "event_ns", "coalesced", "_around", "_begun", "_body", "_broken",
         "_document", "_failed", "_head", "_inflater", "_interim", "_keep_alive", "_lead",
         "_over", "_sniffed", "_sse", "answer_ns", "bad_events", "cached_tokens", "done",
-        "encoding", "end_ns", "error", "finish_ns", "finish_reason", "headers", "n_in", "n_out",
-        "reason", "server_message", "status",
+        "closed_ns", "encoding", "end_ns", "error", "finish_ns", "finish_reason", "headers", "n_in",
+        "n_out", "opened_ns", "reason", "server_message", "status",
     )
 
     def __init__(self) -> None:
@@ -1375,6 +2333,8 @@ class Reply:
         self.headers: Dict[str, str] = {}
         self.event_ns = array.array("q")  # of each output event
         self.answer_ns: Optional[int] = None  # the first output event that is not reasoning
+        self.opened_ns: Optional[int] = None  # the first chunk, if it had no output: a role
+        self.closed_ns: Optional[int] = None  # the last chunk without output after some
         self.finish_ns: Optional[int] = None  # finish_reason or [DONE], the first of them
         self.end_ns: Optional[int] = None  # [DONE], an error, the body's end or the peer's close
         self.coalesced = 0  # output events that shared a read with a later one: stamped late
@@ -1633,6 +2593,10 @@ class Reply:
                     self.event_ns.append(at_ns)
                     if kind == ANSWER and self.answer_ns is None:
                         self.answer_ns = at_ns
+                elif self.event_ns:
+                    self.closed_ns = at_ns
+                elif self.opened_ns is None:
+                    self.opened_ns = at_ns
             usage = message.get("usage")
             if kind == ANSWER and not usage and len(choices) == 1:
                 self._around = around(data, choice)
@@ -1752,6 +2716,26 @@ class Reply:
         return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
 
 
+class TalkingReply(Reply):
+    """A reply that keeps its answer, for the next turn; each event is then decoded twice."""
+
+    __slots__ = ("said",)
+
+    def __init__(self) -> None:
+        """Nothing said."""
+        super().__init__()
+        self.said = ""
+
+    def _message(self, data: bytes, at_ns: int) -> None:
+        super()._message(data, at_ns)
+        self._around = NO_TWIN  # else the next like it would not come here
+        with contextlib.suppress(*MISSHAPEN):
+            choice = raw_decode(data.decode("utf-8", "replace"))[0]["choices"][0]
+            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            if len(self.said) < EVENT_MAX:
+                self.said += text if type(text) is str else joined([{"content": text}])
+
+
 # ---- 6. The driver -----------------------------------------------------------------------------
 # The only client sockets. The kernel stamps what arrives, so a read's time does not depend on when
 # it is looked at. An ordinary read is parsed at once: where it differs from an earlier one in its
@@ -1783,21 +2767,27 @@ class Timeouts(NamedTuple):
 class Record:
     """What became of one request. Times in ns of the monotonic clock; None where there is none."""
 
-    __slots__ = ("answer_ns", "cached_tokens", "coalesced", "connect_s", "cls", "due_ns", "error",
+    __slots__ = ("answer_ns", "cached_tokens", "closed_ns", "coalesced", "connect_s", "cls",
+                 "due_ns", "error",
                  "event_ns", "events", "finish_reason", "first_ns", "id", "itl_max_s", "last_ns",
-                 "measured", "n_in", "n_in_planned", "n_out", "n_out_estimated", "n_out_planned",
-                 "ready_ns", "resent", "reused", "run", "sent_ns", "status", "end_ns")
+                 "measured", "mix_class", "said", "session", "turn", "n_in", "n_in_planned",
+                 "n_out", "n_out_estimated", "n_out_planned", "opened_ns", "ready_ns", "resent",
+                 "reused", "run", "sent_ns", "status", "end_ns")
 
     def __init__(self, planned: Planned, run: int, due_ns: int, measured: bool) -> None:
         """A request that is due and not yet sent."""
         self.id, self.run, self.due_ns, self.measured = planned.id, run, due_ns, measured
-        self.n_in_planned, self.n_out_planned = planned.n_in, planned.n_out
+        self.n_in_planned = None if planned.prompt >= 0 or planned.turn else planned.n_in
+        self.n_out_planned, self.said = planned.n_out, ""
+        self.mix_class, self.session, self.turn = planned.cls, planned.session, planned.turn
         self.cls, self.error = "unsent", "never sent"
         self.ready_ns = due_ns  # when the load let it go: due, or when a slot came free
         self.sent_ns: Optional[int] = None
         self.first_ns: Optional[int] = None
         self.last_ns: Optional[int] = None
         self.answer_ns: Optional[int] = None
+        self.opened_ns: Optional[int] = None
+        self.closed_ns: Optional[int] = None
         self.end_ns: Optional[int] = None
         self.n_in: Optional[int] = None
         self.n_out: Optional[int] = None
@@ -1814,18 +2804,23 @@ class Record:
     def take(self, reply: Reply) -> None:
         """Copy what the reply holds."""
         stamps = reply.event_ns
-        self.event_ns, self.events = stamps, len(stamps)
-        if stamps:
-            self.first_ns, self.last_ns = stamps[0], stamps[-1]
-            self.itl_max_s = max((b - a for a, b in zip(stamps, stamps[1:])), default=None)
-            if self.itl_max_s is not None:
-                self.itl_max_s *= NS
+        self.stamp(stamps)
         self.answer_ns, self.coalesced = reply.answer_ns, reply.coalesced
+        self.opened_ns, self.closed_ns = reply.opened_ns, reply.closed_ns
         self.n_in, self.cached_tokens = reply.n_in, reply.cached_tokens
         self.n_out, self.n_out_estimated = reply.n_out, False
         if self.n_out is None and stamps:
             self.n_out, self.n_out_estimated = len(stamps), True
         self.status, self.finish_reason = reply.status, reply.finish_reason
+        self.said = getattr(reply, "said", "")
+
+    def stamp(self, stamps: array.array[int]) -> None:
+        """Keep the times of its output events, and what follows from them."""
+        self.event_ns, self.events = stamps, len(stamps)
+        if stamps:
+            self.first_ns, self.last_ns = stamps[0], stamps[-1]
+        if len(stamps) > 1:
+            self.itl_max_s = max(map(operator.sub, stamps[1:], stamps)) * NS
 
     @property
     def ok(self) -> bool:
@@ -1844,6 +2839,11 @@ class Record:
         if not self.ok or self.first_ns is None or self.last_ns is None or (self.n_out or 0) < 2:
             return None
         return (self.last_ns - self.first_ns) * NS / ((self.n_out or 0) - 1)
+
+    @property
+    def gaps_us(self) -> List[int]:
+        """The gaps between its output events, in order [us, rounded]."""
+        return [(b - a + 500) // 1000 for a, b in zip(self.event_ns, self.event_ns[1:])]
 
     def row(self, start_ns: int) -> Dict[str, Any]:
         """The line of requests.jsonl, times in seconds from the run's start."""
@@ -1867,7 +2867,13 @@ class Record:
             "itl_max_s": span(self.itl_max_s), "cached_tokens": self.cached_tokens,
             "status": self.status, "finish_reason": self.finish_reason,
             "measured": self.measured, "coalesced": self.coalesced,
-            "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent}
+            "connect_s": span(self.connect_s), "reused": self.reused, "resent": self.resent,
+            "mix_class": self.mix_class or None,
+            "session": None if self.session < 0 else self.session,
+            "turn": None if self.session < 0 else self.turn,
+            "ready_s": at(self.ready_ns), "answer_s": at(self.answer_ns),
+            "opened_s": at(self.opened_ns), "closed_s": at(self.closed_ns),
+            "end_s": at(self.end_ns), "gaps_us": self.gaps_us}
 
 
 class Clocks:
@@ -1887,6 +2893,11 @@ class Clocks:
             if best is None or after - before < best[0]:
                 best = (after - before, real - (before + after) // 2)
         return best[1] if best else 0
+
+    def monotonic_ns(self, ancillary: Sequence[Tuple[int, int, bytes]]) -> int:
+        """The kernel's stamp that came with a read, on the monotonic clock."""
+        seconds, nanoseconds = STAMP.unpack(ancillary[0][2])
+        return int(seconds * 1_000_000_000 + nanoseconds - self.offset_ns)
 
     def retake(self) -> None:
         """Follow the real-time clock; remember the largest jump beyond a slew."""
@@ -2030,72 +3041,133 @@ class ClientHealth:
         self.cpu_s = self.wall_s = 0.0
         self.events = self.coalesced = self.resent = self.clock_jump_ns = 0
         self.opened = self.reused = 0
-        self.kernel_stamps = False
+        self.kernel_stamps = self.real_time = False
         self.peak_rss_bytes = 0
         self.interrupted = self.died = False
+        self.turns_lost = 0  # that never came, since an earlier one of their session failed
 
 
 class Outgoing(NamedTuple):
-    """A planned request with its bytes."""
+    """A planned request with its bytes, and what has been said in its session."""
 
     planned: Planned
     data: bytes
+    talk: Optional[List[Dict[str, Any]]] = None
+
+
+AHEAD_BYTES = 64 * MIB  # of requests made before the run; the others when nothing else is due
+CALM_NS = 50_000_000  # to the next due time, so that making one more delays nothing
 
 
 class Source:
     """The requests of one plan, or of a worker's share of it, as they come due."""
 
-    def __init__(self, plan: Plan, run: int, make: Callable[[Planned], bytes], shard: int = 0,
+    def __init__(self, plan: Plan, run: int, make: Callable[..., bytes], shard: int = 0,
                  shards: int = 1, all_over: Callable[[bool], bool] = bool) -> None:
         """all_over(mine) tells whether every worker's measured requests have ended."""
         self.plan, self.run, self.make, self.all_over = plan, run, make, all_over
-        self.shard, self.shards = shard, shards
+        self.windowed = plan.load.num_requests is None
         share = plan.requests[shard::shards]
-        self.ready: Deque[Outgoing] = collections.deque(Outgoing(p, make(p)) for p in share)
-        self.more = (None if plan.load.num_requests is not None
-                     else self._later(len(plan.requests)))
+        self.left, self.held = len(share), 0  # known and not made yet; bytes of those in ready
+        self.ready: Deque[Outgoing] = collections.deque()
+        later = (p for n, p in enumerate(schedule(plan.load, plan.work, plan.seed))
+                 if n >= len(plan.requests) and n % shards == shard) if self.windowed else ()
+        self.more: Iterator[Outgoing] = (self.made(p) for p in itertools.chain(share, later))
+        self.turns: List[Tuple[int, int, Outgoing]] = []  # due after an answer, the next first
+        self.talking: Dict[int, Outgoing] = {}  # in flight, of sessions
+        self.sessions = 0  # begun and not over
+        self.lost = 0
+        self.turn_next = False
         self.start_ns = 0
+        while self.left and self.held < AHEAD_BYTES:
+            self.prepare()
 
-    def _later(self, known: int) -> Iterator[Outgoing]:
-        """The share of the requests beyond those prepared, made as they are needed."""
-        for planned in schedule(self.plan.load, self.plan.work, self.plan.seed):
-            if planned.id >= known and planned.id % self.shards == self.shard:
-                yield Outgoing(planned, self.make(planned))
+    def made(self, planned: Planned) -> Outgoing:
+        """A request with its bytes."""
+        if planned.session < 0:
+            return Outgoing(planned, self.make(planned))
+        talk: List[Dict[str, Any]] = []
+        return Outgoing(planned, self.make(planned, talk), talk)
 
-    def next_ns(self, now_ns: int, driver: Driver) -> Optional[int]:
-        """When the next request is due [ns]; None when no more will come."""
-        if self.more is not None:
+    def prepare(self) -> None:
+        """Make one more request, if there is one."""
+        out = next(self.more, None)
+        self.left -= 1
+        if out is not None:
+            self.held += len(out.data)
+            self.ready.append(out)
+
+    def next_ns(self, now_ns: int, driver: Union[Driver, Virtual]) -> Optional[int]:
+        """When the next request is due [ns]; None when no more will come by itself."""
+        if self.windowed:
             closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
             if closed and self.all_over(driver.measured_open == 0):
                 return None
-            if not self.ready:
-                self.ready.append(next(self.more))
         if not self.ready:
-            return None
+            self.prepare()
+        first_ns = self.first_ns(now_ns, driver.load.concurrency) if self.ready else None
+        turn_ns = self.turns[0][0] if self.turns else None
+        self.turn_next = turn_ns is not None and (first_ns is None or turn_ns <= first_ns)
+        due_ns = turn_ns if self.turn_next else first_ns
+        if self.left > 0 and self.held < AHEAD_BYTES and (due_ns or 0) - now_ns > CALM_NS:
+            self.prepare()
+        return due_ns
+
+    def first_ns(self, now_ns: int, limit: Optional[int]) -> Optional[int]:
+        """When the next request that waits for no answer is due [ns]."""
         if self.plan.load.closed:
-            return now_ns
+            return None if limit is not None and self.sessions >= limit else now_ns
         return self.start_ns + round(self.ready[0].planned.due_s / NS)
 
     def take(self, now_ns: int) -> Tuple[Outgoing, Record]:
         """The next request, and its record."""
-        out = self.ready.popleft()
-        due_ns = (now_ns if self.plan.load.closed
-                  else self.start_ns + round(out.planned.due_s / NS))
+        if self.turn_next:
+            due_ns, _, out = heapq.heappop(self.turns)
+        else:
+            out = self.ready.popleft()
+            self.held -= len(out.data)
+            due_ns = (now_ns if self.plan.load.closed
+                      else self.start_ns + round(out.planned.due_s / NS))
+            self.sessions += out.talk is not None
+        if out.talk is not None:
+            self.talking[out.planned.id] = out
         measured = self.plan.measured((due_ns - self.start_ns) * NS)
         return out, Record(out.planned, self.run, due_ns, measured)
+
+    def ended(self, record: Record) -> None:
+        """A request is over: the next turn of its session is due after the think time."""
+        out = self.talking.pop(record.id, None)
+        if out is None or out.talk is None:
+            return
+        follow, said, record.said = out.planned.follow, record.said, ""
+        if follow is None or not record.ok or record.end_ns is None:
+            self.sessions -= 1
+            if follow is not None and record.cls not in ("cancelled", "unsent"):
+                self.lost += sum(1 for _ in turns_of([follow]))
+            return
+        talk = [*out.talk, {"role": "assistant", "content": said}]
+        # end_ns is when the loop woke: bytes that came while it read are stamped later
+        due_ns = max(record.end_ns, record.last_ns or record.end_ns) + round(follow.due_s / NS)
+        made = Outgoing(follow, self.make(follow, talk), talk)
+        heapq.heappush(self.turns, (due_ns, follow.id, made))
 
     def unsent(self, now_ns: int) -> List[Record]:
         """Records of what was due by now and never let go."""
         found = []
-        while self.ready and not self.plan.load.closed and (
-                self.start_ns + round(self.ready[0].planned.due_s / NS) <= now_ns):
+        while not self.plan.load.closed:
+            self.turn_next = bool(self.turns) and self.turns[0][0] <= now_ns
+            if not self.turn_next and not (self.ready and (self.first_ns(now_ns, None) or 0)
+                                           <= now_ns):
+                break
             found.append(self.take(now_ns)[1])
         self.ready.clear()
+        self.turns.clear()
+        self.more, self.left = iter(()), 0
         return found
 
-    def abandons(self, driver: Driver) -> bool:
+    def abandons(self, driver: Union[Driver, Virtual]) -> bool:
         """Whether what is in flight is of no interest: window mode, all measured ones ended."""
-        return self.more is not None and driver.stopped_ns is None
+        return self.windowed and driver.stopped_ns is None
 
 
 class Driver:
@@ -2113,6 +3185,7 @@ class Driver:
         self.waiting: Deque[Tuple[Outgoing, Record]] = collections.deque()
         self.in_flight = 0
         self.done = self.failed = self.measured_open = 0
+        self.reply: Callable[[], Reply] = Reply
         self.start_ns = 0
         self.stopped_ns: Optional[int] = None
         self.no_room = "client_limit", ""  # class and reason when no connection can be opened
@@ -2297,7 +3370,7 @@ class Driver:
 
     def send(self, conn: Channel, out: Outgoing, record: Record, now_ns: int) -> None:
         """Put a request on a connection that stands."""
-        conn.state, conn.record, conn.reply, conn.request = BUSY, record, Reply(), out.data
+        conn.state, conn.record, conn.reply, conn.request = BUSY, record, self.reply(), out.data
         conn.reads = []
         record.reused = conn.uses > 0
         self.health.reused += record.reused
@@ -2384,7 +3457,7 @@ class Driver:
         self.close(conn)
         record.resent = True
         self.health.resent += 1
-        planned = Planned(record.id, 0.0, record.n_in_planned, record.n_out_planned, 0)
+        planned = Planned(record.id, 0.0, 0, record.n_out_planned, 0)
         fresh = self.open(now_ns)
         if fresh is None:
             self.finish(record, *self.no_room, now_ns)
@@ -2396,7 +3469,7 @@ class Driver:
         record, reply = conn.record, conn.reply
         assert record is not None and reply is not None
         record.take(reply)
-        kind, why = self.judged(record, kind, why)
+        kind, why = judged(record, self.wiring.timeouts, kind, why)
         conn.record, conn.request, conn.idle_ns = None, b"", now_ns
         if kind in ("stalled", "timeout", "cancelled") or conn.out:
             self.close(conn)
@@ -2405,21 +3478,6 @@ class Driver:
         else:
             self.settle(conn)
         self.finish(record, kind, why, now_ns)
-
-    def judged(self, record: Record, kind: str, why: str) -> Tuple[str, str]:
-        """The class of a request, its times considered: a success past a limit is none."""
-        limits, sent_ns = self.wiring.timeouts, record.sent_ns
-        if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
-            return kind, why
-        if record.first_ns < sent_ns:
-            return "malformed", "answered before it was asked"
-        if (record.first_ns - sent_ns) * NS > limits.first_output_s:
-            return "timeout", f"no output within {limits.first_output_s:g} s (first output)"
-        if (record.itl_max_s or 0) > limits.stall_s:
-            return "stalled", f"no output for {limits.stall_s:g} s (stall)"
-        if (record.last_ns - sent_ns) * NS > limits.total_s:
-            return "timeout", f"not over within {limits.total_s:g} s (total)"
-        return kind, why
 
     def settle(self, conn: Channel) -> None:
         """The answer's framing is over too: the connection is free for the next, or closed."""
@@ -2478,12 +3536,11 @@ class Driver:
             self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
                      f"{record.n_out_planned} tokens asked for", now_ns)
         elif age_s > limits.total_s:
-            self.end(conn, "timeout", f"not over within {limits.total_s:g} s (total)", now_ns)
+            self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
-            self.end(conn, "timeout", f"no output within {limits.first_output_s:g} s (first "
-                     "output)", now_ns)
+            self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
         elif reply.event_ns and silent_s > limits.stall_s:
-            self.end(conn, "stalled", f"no output for {limits.stall_s:g} s (stall)", now_ns)
+            self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
         """Keep so many connections ready beyond those in use, a few at a time."""
@@ -2662,6 +3719,26 @@ class Driver:
         self.health.clock_jump_ns = self.clocks.jump_ns
 
 
+NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
+STALLED = "no output for {:g} s (stall)"
+
+
+def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, str]:
+    """The class of a request, its times considered: a success past a limit is none."""
+    sent_ns = record.sent_ns
+    if kind != "ok" or sent_ns is None or record.first_ns is None or record.last_ns is None:
+        return kind, why
+    if record.first_ns < sent_ns:
+        return "malformed", "answered before it was asked"
+    if (record.first_ns - sent_ns) * NS > limits.first_output_s:
+        return "timeout", NO_OUTPUT.format(limits.first_output_s)
+    if (record.itl_max_s or 0) > limits.stall_s:
+        return "stalled", STALLED.format(limits.stall_s)
+    if (record.last_ns - sent_ns) * NS > limits.total_s:
+        return "timeout", NOT_OVER.format(limits.total_s)
+    return kind, why
+
+
 def output_ns(record: Record, reply: Reply) -> int:
     """When a request last brought output, as far as parsed; else when it was sent [ns]."""
     return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
@@ -2681,6 +3758,8 @@ class Outcome(NamedTuple):
     start_ns: int
     calibration: Calibration
     warnings: List[str]
+    rows: Sequence[Mapping[str, Any]] = ()  # readings of the server's metrics, section 7b
+    simulated: bool = False  # on the virtual clock: nothing was measured
 
 
 class Journal:
@@ -2699,7 +3778,8 @@ class Journal:
         """One line, in one write."""
         if self.fd is None:
             return
-        line = (json.dumps(record.row(start_ns), allow_nan=False) + "\n").encode()
+        row = record.row(start_ns)
+        line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
             written = os.write(self.fd, line)
             if written < len(line):  # no torn line stays behind
@@ -2770,30 +3850,74 @@ class Running(NamedTuple):
     stop: Callable[[], bool]
     salt: int
     unique: bool
+    engine: Optional[Engine] = None  # simulate: on this engine, under the virtual clock
+    scraper: Optional[Scraper] = None
+    shard: Tuple[int, int] = (0, 1)  # which of how many machines' shares of the plan
+    start_ns: int = 0  # when the plan's clock is to begin; 0: when ready
+
+    def begin(self, soonest_ns: int = 0) -> int:
+        """Wait for the start of the plan's clock, and tell it [ns]."""
+        at_ns = max(self.start_ns, soonest_ns, time.perf_counter_ns())
+        while time.perf_counter_ns() < at_ns and not self.stop():
+            time.sleep(max(0.0, min(0.1, (at_ns - time.perf_counter_ns()) * NS)))
+        return at_ns
 
 
 def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
              expected_e2e_s: float) -> Outcome:
     """Send a plan and gather its records, over one process or several."""
-    prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration)
+    if r.engine is not None:
+        return simulate_plan(plan, run, r.engine, r)
+    prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration, plan.work)
+    models = models_of(plan.work, r.target)
 
-    def make(planned: Planned) -> bytes:
-        return encode(r.target, prompts, planned, plan.work.shared_prefix, run)
+    def make(planned: Planned, talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+        return encode(models.get(planned.cls, r.target), prompts, planned,
+                      shared_of(planned, plan.work), run, talk)
 
     rate = plan.load.rate_rps
     expected = plan.load.concurrency or (len(plan.requests) if rate is None
                                          else math.ceil(1.3 * rate * expected_e2e_s) + 4)
     expected = min(expected, len(plan.requests), 4096)
     spare = min(64, max(2, math.ceil(0.1 * rate))) if rate else 0
+    if plan.work.trace:
+        spare = max(spare, min(1024, most_at_once(plan)))
+        expected = max(expected, spare)
+    expected, spare = (-(-n // r.shard[1]) for n in (expected, spare))
+    before = r.scraper.take() if r.scraper else []
     if r.workers == 1:
         records: List[Record] = []
-        health, start_ns = work_share(plan, run, r, make, (0, 1), (expected, spare), records,
-                                      bool, time.perf_counter_ns)
-        return Outcome(plan, records, [health], start_ns, calibration, [])
-    return fork_workers(plan, run, r, make, (expected, spare), calibration)
+        health, start_ns = work_share(
+            plan, run, r, make, (0, 1), (expected, spare), records, bool,
+            (lambda: r.begin(soon())) if plan.work.trace else r.begin)
+        outcome = Outcome(plan, records, [health], start_ns, calibration, [])
+    else:
+        outcome = fork_workers(plan, run, r, make, (expected, spare), calibration)
+    return outcome._replace(rows=before[-1:] + (r.scraper.take() if r.scraper else []))
 
 
-def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def real_time(wanted: bool) -> bool:
+    """Real-time priority on or off, so that a busy machine sends no request of a trace late.
+
+    Whether it was allowed (root, CAP_SYS_NICE or RLIMIT_RTPRIO); never where it would take the
+    only core.
+    """
+    try:
+        if wanted and len(os.sched_getaffinity(0)) < 2:
+            return False
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
+        os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def soon() -> int:
+    """A start [ns] that finds the loop running: a trace's first requests are often due at 0."""
+    return time.perf_counter_ns() + round(READY_S / NS)
+
+
+def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                shard: Tuple[int, int], connections: Tuple[int, int], records: List[Record],
                all_over: Callable[[bool], bool], start: Callable[[], int]
                ) -> Tuple[ClientHealth, int]:
@@ -2801,18 +3925,21 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
 
     start() returns the moment [ns] at which the plan's clock begins, when this process is ready.
     """
-    number, of = shard
-    source = Source(plan, run, make, number, of, all_over)
+    (number, of), (first, step) = shard, r.shard
+    source = Source(plan, run, make, first + step * number, step * of, all_over)
     load = plan.load
-    if load.concurrency is not None and of > 1:
-        share = load.concurrency // of + (number < load.concurrency % of)
-        load = load._replace(concurrency=share)
+    for place, parts in (r.shard, shard):
+        if load.concurrency is not None:
+            share = load.concurrency // parts + (place < load.concurrency % parts)
+            load = load._replace(concurrency=share)
 
     def keep(record: Record) -> None:
+        source.ended(record)
         records.append(record)
         r.journal.add(record, source.start_ns)
 
     driver = Driver(r.wiring, r.target.host, load, keep)
+    driver.reply = TalkingReply if plan.work.turns else Reply
     expected, spare = connections
     driver.prepare(-(-expected // of))
     gc.collect()
@@ -2825,15 +3952,19 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes
         else lambda driver: None
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
+    driver.health.real_time = bool(plan.work.trace) and real_time(True)
     try:
         driver.drive(source, -(-spare // of), progress, r.stop)
         driver.cancel_all("after the measured window", time.perf_counter_ns())
     finally:
+        if driver.health.real_time:
+            real_time(False)
         gc.enable()
         gc.unfreeze()
         if isinstance(progress, Progress):
             progress.clear()
     health = driver.health
+    health.turns_lost = source.lost
     health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     driver.shut()
     health.peak_rss_bytes = peak_rss_bytes()
@@ -2888,7 +4019,7 @@ class Board:
         self.page[2 * self.workers:] = at_ns.to_bytes(8, "little")
 
 
-def fork_workers(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def fork_workers(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                  connections: Tuple[int, int], calibration: Calibration) -> Outcome:
     """Share a plan out over forks; they start together and hand their records back by pipe."""
     board, pipes, children = Board(r.workers), {}, []
@@ -2912,23 +4043,24 @@ def fork_workers(plan: Plan, run: int, r: Running, make: Callable[[Planned], byt
         raise UserError(f"--workers {r.workers}: cannot start so many processes: "
                         f"{error.strerror}") from None
     outcome = Outcome(plan, [], [], 0, calibration, [])
-    parts = gather(board, pipes, children, r.stop)
+    parts = gather(board, pipes, children, r)
     for child in children:
         os.waitpid(child, 0)
     for number, data in sorted(parts.items()):
-        take_part(outcome, number, r.workers, run, data, board.start_ns)
+        share = plan.requests[r.shard[0] + r.shard[1] * number::r.shard[1] * r.workers]
+        take_part(outcome, share, run, data, board.start_ns)
     return outcome._replace(start_ns=board.start_ns)
 
 
-def gather(board: Board, pipes: Dict[int, int], children: Sequence[int],
-           stop: Callable[[], bool]) -> Dict[int, bytes]:
+def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Running
+           ) -> Dict[int, bytes]:
     """What every worker hands back, and the start given when all are ready; the dead count so."""
     parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
     told = False
     while pipes:
         if not board.start_ns and board.all_ready():
-            board.start(time.perf_counter_ns() + round(READY_S / NS))
-        if stop() and not told:
+            board.start(max(r.start_ns, time.perf_counter_ns() + round(READY_S / NS)))
+        if r.stop() and not told:
             told = True
             for child in children:  # a signal for the parent alone is meant for all
                 with contextlib.suppress(OSError):
@@ -2944,7 +4076,7 @@ def gather(board: Board, pipes: Dict[int, int], children: Sequence[int],
     return parts
 
 
-def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes, start_ns: int
+def take_part(outcome: Outcome, share: Sequence[Planned], run: int, data: bytes, start_ns: int
               ) -> None:
     """Add a worker's records; a worker that died leaves its requests cancelled, not forgotten."""
     import pickle
@@ -2953,7 +4085,7 @@ def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes
     except (EOFError, pickle.UnpicklingError):
         health, records = ClientHealth(), []
         health.died = True
-        for planned in outcome.plan.requests[number::workers]:
+        for planned in share:
             due_ns = start_ns + round(planned.due_s / NS)
             record = Record(planned, run, due_ns, outcome.plan.measured(planned.due_s))
             record.cls, record.error = "cancelled", "its worker process died"
@@ -2962,7 +4094,7 @@ def take_part(outcome: Outcome, number: int, workers: int, run: int, data: bytes
     outcome.health.append(health)
 
 
-def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], bytes],
+def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                 connections: Tuple[int, int], place: Tuple[int, Board, int]) -> None:
     """A fork's life: prepare, wait for the common start, work, hand back."""
     import pickle
@@ -2973,7 +4105,7 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[[Planned], byte
         board.ready(number)
         while not board.start_ns and not r.stop():
             time.sleep(MS / 2)
-        return board.start_ns or time.perf_counter_ns()
+        return r.begin(board.start_ns)
 
     health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records,
                            lambda mine: board.over(number, mine), start)
@@ -2988,7 +4120,7 @@ def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Ca
     as the run's prompts, and all of them together give the calibration. Returns the outcome, the
     calibration, and the E2E [s] expected of a request of average length.
     """
-    quiet = r._replace(journal=Journal(None), workers=1)
+    quiet = r._replace(journal=Journal(None), workers=1, shard=(0, 1))
     made = max(2, min(32, round(work.n_out.mean)))
     length = max(8, round(work.n_in.mean))
     by_words = r.target.chat or not r.target.token_ids
@@ -3009,18 +4141,359 @@ def warm_pass(lengths: Sequence[int], made: int, work: Work, seed: int, r: Runni
     """Send prompts of these lengths, two at a time; (outcome, (words sent, tokens counted))."""
     requests = tuple(Planned(i, 0.0, n, made, 0) for i, n in enumerate(lengths))
     load = Load(None, 2, 1.0, len(requests), None, None)
-    plan = Plan(load, work._replace(shared_prefix=0), seed, requests, (0.0, math.inf), "")
+    plain = work._replace(shared_prefix=0, trace=None, prompts=None, turns=None)
+    plan = Plan(load, plain, seed, requests, (0.0, math.inf), "")
+    targets = list(models_of(work, r.target).values()) or [r.target]
     prompts = Prompts(seed, r.salt - 1, True, calibration)
     records: List[Record] = []
 
     def make(planned: Planned) -> bytes:
-        return encode(r.target, prompts, planned, 0, -1)
+        return encode(targets[planned.id % len(targets)], prompts, planned, 0, -1)
 
+    if r.engine is not None:  # on another, that this one may begin cold
+        return simulate_plan(plan, -1, r.engine.profile, r), []
     if requests:
         work_share(plan, -1, r, make, (0, 1), (2, 0), records, bool, time.perf_counter_ns)
     points = [(calibration.words_for(record.n_in_planned), record.n_in) for record in records
-              if record.ok and record.n_in]
+              if record.ok and record.n_in and record.n_in_planned]
     return Outcome(plan, records, [], 0, calibration, []), points
+
+
+# ---- 7b. Server metrics ------------------------------------------------------------------------
+# What the engine says of itself in the Prometheus text format, read once a second by a process of
+# its own, so that the driver's clock is not disturbed.
+
+SCRAPE_S, SCRAPE_LIMIT_S = 1.0, 2.0
+ROWS_MAX, SERIES_MAX = 4096, 600  # readings kept of a run: past that every other one goes
+# Our names against each engine's, without its prefix, a colon read as an underscore; a|b is the
+# first that is there, a+b the sum. Sources: vLLM 0.32 vllm/v1/metrics/loggers.py, SGLang 0.5
+# srt/observability/metrics_collector.py, TensorRT-LLM 1.3 tensorrt_llm/metrics/collector.py,
+# llama.cpp server --metrics. SGLang has no draft counters, TensorRT-LLM counts no preemptions.
+METRICS: Dict[str, Dict[str, str]] = {
+    "vllm": {
+        "running": "num_requests_running", "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_usage_perc|gpu_cache_usage_perc",
+        "preemptions": "num_preemptions_total",
+        "prefix_hits": "prefix_cache_hits_total|gpu_prefix_cache_hits_total",
+        "prefix_queries": "prefix_cache_queries_total|gpu_prefix_cache_queries_total",
+        "accepted": "spec_decode_num_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total", "ttft": "time_to_first_token_seconds"},
+    "sglang": {
+        "running": "num_running_reqs", "waiting": "num_queue_reqs", "kv_usage": "token_usage",
+        "preemptions": "num_retracted_requests_total", "prefix_hits": "cached_tokens_total",
+        "prefix_queries": "prompt_tokens_total", "spec_rate": "spec_accept_rate",
+        "ttft": "time_to_first_token_seconds"},
+    "trtllm": {
+        "running": "num_requests_running", "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_utilization",
+        "prefix_hits": "prompt_cached_tokens_total|kv_cache_reused_blocks_total",
+        "prefix_queries": "prompt_tokens_total|kv_cache_reused_blocks_total"
+                          "+kv_cache_missed_blocks_total",
+        "accepted": "spec_decode_num_accepted_tokens_total|spec_decode_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total|spec_decode_drafted_tokens_total",
+        "ttft": "time_to_first_token_seconds"},
+    "llamacpp": {
+        "running": "requests_processing", "waiting": "requests_deferred",
+        "kv_usage": "kv_cache_usage_ratio", "prefix_hits": "prompt_tokens_cached_total",
+        "prefix_queries": "prompt_tokens_total+prompt_tokens_cached_total",
+        "accepted": "spec_decode_num_accepted_tokens_total",
+        "drafted": "spec_decode_num_draft_tokens_total"},
+}
+CPU_METRIC = "process_cpu_seconds_total"  # of the process that answers: vLLM's API server
+METRIC_STARTS = (*(name + mark for name in METRICS for mark in ":_"), CPU_METRIC)
+
+
+def parse_metrics(text: str) -> Dict[str, Any]:
+    """One reading under our names: requests, tokens, shares, seconds; {} where no engine is known.
+
+    Series of several replicas are summed; of a share the largest counts. "ttft" is a histogram
+    {sum, count, buckets: [[bound, count up to it], ...]}; "bad" counts lines that make no sense.
+    """
+    sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+    found: Dict[str, List[float]] = {}
+    buckets: Dict[str, Dict[float, float]] = {}
+    engine, bad = "", 0
+    for line in text.split("\n"):
+        if not line.startswith(METRIC_STARTS):
+            continue
+        match = sample.match(line.partition(" # ")[0])
+        try:
+            written, labels, text = match.groups() if match else ("", "", "")
+            name, value = written.replace(":", "_"), float(text)
+            bound = re.search(r'(?:^|[,\s])le="([^"]*)"', labels or "")
+            if name.endswith("_bucket") and bound:
+                counts = buckets.setdefault(name[:-len("_bucket")], {})
+                counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + value
+        except ValueError:
+            bad += 1
+            continue
+        if math.isfinite(value):
+            found.setdefault(name, []).append(value)
+            engine = engine or (name.partition("_")[0] if name != CPU_METRIC else "")
+    if not engine:
+        return {}
+    row: Dict[str, Any] = {"engine": engine, "bad": bad}
+    if CPU_METRIC in found:
+        row["cpu_s"] = found[CPU_METRIC][0]
+    for ours, theirs in METRICS[engine].items():
+        for choice in theirs.split("|"):
+            names = [f"{engine}_{name}" for name in choice.split("+")]
+            merge = max if ours in ("kv_usage", "spec_rate") else sum
+            if all(name in found for name in names):
+                row[ours] = sum(merge(found[name]) for name in names)
+                break
+            if names[0] in buckets and names[0] + "_count" in found:
+                row[ours] = {"sum": sum(found.get(names[0] + "_sum", ())),
+                             "count": sum(found[names[0] + "_count"]),
+                             "buckets": sorted(map(list, buckets[names[0]].items()))}
+    return row
+
+
+def read_metrics(place: Target, wiring: Wiring) -> Dict[str, Any]:
+    """One reading of the metrics at a place, with its time [ns]; {"why"} where there is none."""
+    before_ns, why = time.perf_counter_ns(), ""
+    row: Dict[str, Any] = {}
+    try:
+        status, body = fetch(place, wiring, place.path, SCRAPE_LIMIT_S)
+        row = parse_metrics(body.decode("utf-8", "replace")) if status == "200" else {}
+        why = "" if row else (f"answered {status}" if status != "200" else
+                              "has no metrics of a known engine (SGLang: --enable-metrics)")
+    except (OSError, WireError) as error:
+        why = wiring.redacted(printable(getattr(error, "strerror", None) or str(error)))
+    row["t_ns"] = (before_ns + time.perf_counter_ns()) // 2
+    return {**row, "why": why} if why else row
+
+
+def metrics_source(args: Any, target: Target, wiring: Wiring
+                   ) -> Tuple[Optional[Callable[[], Dict[str, Any]]], Dict[str, Any]]:
+    """(how to read the engine's metrics, None where there are none; {url, engine, why not}).
+
+    Headers, which may hold a key, go to the target's own host alone, and never from https to http.
+    Redirects are not followed.
+    """
+    if args.no_metrics:
+        return None, {"url": None, "engine": None, "why": "--no-metrics"}
+    if args.metrics_url:
+        import urllib.parse
+        scheme, host, port, *_ = parse_url(args.metrics_url, "chat")
+        url = args.metrics_url if "//" in args.metrics_url else f"http://{args.metrics_url}"
+        parts = urllib.parse.urlsplit(url)
+        path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
+        same = host == target.host and (scheme, target.scheme) != ("http", "https")
+        place = target._replace(scheme=scheme, host=host, port=port, path=path,
+                                headers=target.headers if same else ())
+        places, wiring = [place], wiring_of(args, place)._replace(secrets=wiring.secrets)
+    else:  # trtllm-serve has JSON at /metrics
+        stem = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else ""
+        places = [target._replace(path=path) for path in dict.fromkeys(
+            (stem + "/metrics", stem + "/prometheus/metrics", "/metrics"))]
+    why = ""
+    for place in places:
+        row = read_metrics(place, wiring)
+        if row.get("engine"):
+            return functools.partial(read_metrics, place, wiring), {
+                "url": place.url, "engine": row["engine"], "why": None}
+        why = why or f"{place.path.partition('?')[0]} {row['why']}"
+        if "answered" not in row["why"] and "engine" not in row["why"]:
+            break  # no use asking again
+    if args.metrics_url:
+        print(f"loadgen: --metrics-url: {why}", file=sys.stderr)
+    return None, {"url": places[0].url, "engine": None, "why": why}
+
+
+def scrape(sock: socket.socket, read: Callable[[], Dict[str, Any]]) -> None:
+    """A fork's life: a reading a second from the first asking on, and one whenever asked.
+
+    Asked, it hands over all that it has as a line of JSON. It ends when the other side closes.
+    """
+    rows: List[Dict[str, Any]] = []
+    every_s, next_s = SCRAPE_S, math.inf
+    while True:
+        wait_s = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
+        asked = bool(select.select([sock], [], [], wait_s)[0])
+        if asked and not sock.recv(1):
+            return
+        rows.append(read())
+        if asked:
+            sock.sendall(json.dumps(rows).encode() + b"\n")
+            rows, every_s, next_s = [], SCRAPE_S, time.monotonic()
+        elif len(rows) >= ROWS_MAX:
+            rows, every_s = rows[::2], 2 * every_s
+        next_s = max(next_s + every_s, time.monotonic())
+
+
+class Scraper:
+    """The process that reads the metrics; its readings are fetched between runs."""
+
+    def __init__(self, read: Callable[[], Dict[str, Any]]) -> None:
+        """Fork it; it waits until first asked."""
+        self.sock, other = socket.socketpair()
+        self.sock.settimeout(3 * SCRAPE_LIMIT_S)
+        self.pid = os.fork()
+        if not self.pid:
+            with contextlib.suppress(BaseException):
+                self.sock.close()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's last reading comes after
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.nice(5)
+                scrape(other, read)
+            os._exit(0)
+        other.close()
+
+    def take(self) -> List[Dict[str, Any]]:
+        """The readings since the last time, the newest made now; [] where the process is gone."""
+        data = bytearray()
+        try:
+            self.sock.sendall(b"?")
+            while not data.endswith(b"\n"):
+                part = self.sock.recv(READ_BYTES)
+                if not part:
+                    return []
+                data += part
+            rows: List[Dict[str, Any]] = json.loads(data)
+            return rows
+        except OSError:
+            self.sock.close()  # an answer that comes too late would be taken for the next
+            return []
+
+    def stop(self) -> None:
+        """End it."""
+        self.sock.close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def bucket_quantile(buckets: Sequence[Tuple[float, float]], share: float) -> Optional[float]:
+    """A quantile of a histogram [(bound, count up to it)], linear inside its bucket.
+
+    As Prometheus' histogram_quantile, but None where it lies past the last finite bound.
+    """
+    rank = share * buckets[-1][1] if buckets else 0.0
+    below, start = 0.0, 0.0
+    for bound, upto in buckets:
+        if upto >= rank and upto > below:
+            if math.isinf(bound):
+                return None
+            return start + (bound - start) * (rank - below) / (upto - below)
+        below, start = max(below, upto), bound
+    return None
+
+
+def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
+    """What the engine said of itself during a run; None without a reading.
+
+    Gauges are over the readings inside the run, counters from the reading before it to the one
+    after. beyond_engine_s: our mean TTFT from sent less the engine's, over the same first tokens;
+    None where their numbers differ, since others then use the engine, or it is one of several.
+    """
+    known = [row for row in outcome.rows if "engine" in row]
+    if not known:
+        return None
+    open_s, close_s = outcome.plan.window_s
+    open_ns = outcome.start_ns + round(open_s / NS)
+    ends = [r.end_ns for r in outcome.records if r.end_ns is not None]
+    close_ns = (max(ends, default=open_ns) if math.isinf(close_s)
+                else outcome.start_ns + round(close_s / NS))
+    before = max((i for i, row in enumerate(known) if row["t_ns"] <= open_ns), default=0)
+    after = min((i for i, row in enumerate(known) if row["t_ns"] >= close_ns),
+                default=len(known) - 1)
+    first, last = known[before], known[after]
+    inside = [row for row in known if open_ns <= row["t_ns"] <= close_ns]
+
+    def gauge(name: str) -> Dict[str, Optional[float]]:
+        values = [row[name] for row in inside if name in row]
+        return {"mean": sum(values) / len(values) if values else None,
+                "max": max(values, default=None)}
+
+    def counted(name: str) -> Optional[float]:
+        if name not in first or name not in last or last[name] < first[name]:
+            return None
+        return float(last[name] - first[name])
+
+    hits, queries = counted("prefix_hits"), counted("prefix_queries")
+    accepted, drafted = counted("accepted"), counted("drafted")
+    cpu_s, wall_s = counted("cpu_s"), (last["t_ns"] - first["t_ns"]) * NS
+    took = [(r.first_ns - r.sent_ns) * NS for r in outcome.records
+            if r.first_ns is not None and r.sent_ns is not None
+            and first["t_ns"] < r.first_ns <= last["t_ns"]]
+    ttft, ours_s = histogram_delta(first, last), sum(took) / len(took) if took else None
+    equal = ttft["n"] is not None and abs(ttft["n"] - len(took)) <= max(1, 0.02 * len(took))
+    step = -(-len(inside) // SERIES_MAX) or 1
+    return {
+        "engine": last["engine"], "samples": len(inside), "queue_depth": gauge("waiting"),
+        "running": gauge("running"), "kv_usage": gauge("kv_usage"),
+        "preemptions": counted("preemptions"),
+        "prefix_hit_rate": hits / queries if hits is not None and queries else None,
+        "prefix_hits": hits, "prefix_queries": queries,
+        "spec_acceptance": accepted / drafted if accepted is not None and drafted
+        else gauge("spec_rate")["mean"] or None,
+        "ttft_s": ttft, "client_ttft_s": {"n": len(took), "mean": ours_s},
+        "beyond_engine_s": ours_s - ttft["mean"] if equal and ours_s is not None
+        and ttft["mean"] is not None else None,
+        "cpu_share": cpu_s / wall_s if cpu_s is not None and wall_s > 0 else None,
+        "warnings": server_warnings(outcome.rows, first, last),
+        "series": [[round((row["t_ns"] - outcome.start_ns) * NS, 3),
+                    *(row.get(name) for name in ("running", "waiting", "kv_usage"))]
+                   for row in inside[::step]]}
+
+
+def histogram_delta(first: Mapping[str, Any], last: Mapping[str, Any]) -> Dict[str, Any]:
+    """{n, mean, p50, p99} [s] of the TTFTs between two readings, percentiles by the buckets."""
+    none = dict.fromkeys(("n", "mean", "p50", "p99"))
+    if "ttft" not in last or "ttft" not in first:
+        return none
+    old, new = first["ttft"], last["ttft"]
+    n = new["count"] - old["count"]
+    if n < 0:
+        return none
+    had = dict(map(tuple, old["buckets"]))
+    buckets = [(bound, count - had.get(bound, 0.0)) for bound, count in new["buckets"]]
+    return {"n": n, "mean": (new["sum"] - old["sum"]) / n if n else None,
+            "p50": bucket_quantile(buckets, 0.5), "p99": bucket_quantile(buckets, 0.99)}
+
+
+def server_warnings(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any],
+                    last: Mapping[str, Any]) -> List[str]:
+    """What is doubtful about a run's readings."""
+    lost = [row for row in rows if "engine" not in row]
+    bad = max(row.get("bad", 0) for row in rows)
+    reset = any(type(last.get(name)) is float and last[name] < value
+                for name, value in first.items() if name in ("preemptions", "prefix_queries"))
+    return [text for wrong, text in (
+        (lost, f"{len(lost)} of {len(rows)} readings of the metrics failed"
+         + (f": {lost[0].get('why')}" if lost else "")),
+        (bad, f"{bad} lines of the metrics make no sense and were left out"),
+        (reset, "counters of the metrics went down: the engine restarted, or a balancer answers "
+         "for several")) if wrong]
+
+
+def server_lines(server: Optional[Mapping[str, Any]]) -> List[str]:
+    """What the engine said, beside our own figures."""
+    if server is None:
+        return []
+
+    def level(name: str, form: str) -> str:
+        mean, most = (optional(server[name][key], form) for key in ("mean", "max"))
+        return mean if mean == "-" else f"{mean} mean {most} max"
+
+    ttft, ours = server["ttft_s"], server["client_ttft_s"]
+    lines = [f"  server ({server['engine']}; readings: {server['samples']}): running "
+             f"{level('running', '{:.1f}')}, queue {level('queue_depth', '{:.1f}')}, KV use "
+             f"{level('kv_usage', '{:.0%}')}, preemptions "
+             f"{optional(server['preemptions'], '{:.0f}')}, prefix hits "
+             f"{optional(server['prefix_hit_rate'], '{:.0%}')}, drafts accepted "
+             f"{optional(server['spec_acceptance'], '{:.0%}')}"]
+    if ttft["n"] and ours["n"]:
+        lines.append(
+            f"    its TTFT mean {in_ms(ttft['mean'])}, about p50 {in_ms(ttft['p50'])}, p99 "
+            f"{in_ms(ttft['p99'])} ms; ours from sent, mean {in_ms(ours['mean'])}: " + (
+                f"{in_ms(server['beyond_engine_s'])} ms are network, gateway and tokenisation"
+                if server["beyond_engine_s"] is not None else
+                f"not comparable, it counted {ttft['n']:.0f} first tokens and we {ours['n']} (other"
+                " users, or one of several replicas)"))
+    return lines + [f"    warning: {text}" for text in server["warnings"]]
+
 
 
 # ---- 8. Statistics -----------------------------------------------------------------------------
@@ -3034,6 +4507,8 @@ BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
 COALESCED_SHARE = 0.05
 LITTLE_GAP = 0.05
+CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.98,
+         0.985, 0.99, 0.995, 0.998, 0.999)  # shares at which a distribution is drawn
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
@@ -3064,16 +4539,14 @@ def autocorrelation_factor(values: Sequence[float], most_lags: int = 200) -> flo
     n = len(values)
     if n < 8:
         return 1.0
-    order = sorted(range(n), key=values.__getitem__)
-    ranks = [0.0] * n
-    for rank, index in enumerate(order):
-        ranks[index] = rank - (n - 1) / 2
+    ordered, left, right = sorted(values), bisect.bisect_left, bisect.bisect_right
+    ranks = [(left(ordered, v) + right(ordered, v) - n) / 2 for v in values]  # ties share theirs
     variance = sum(x * x for x in ranks)
-    if values[order[0]] == values[order[-1]] or not variance:
+    if not variance:
         return 1.0
     total = 1.0
     for lag in range(1, min(most_lags, n // 4)):
-        rho = sum(a * b for a, b in zip(ranks, ranks[lag:])) / variance
+        rho = sum(map(operator.mul, ranks, ranks[lag:])) / variance
         if rho < Z95 / math.sqrt(n):
             break
         total += 2 * rho
@@ -3147,8 +4620,9 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
     """
     bins: Dict[int, int] = {}  # gaps by microseconds: a long run has millions
     for record in records:
-        for gap_us in gaps_us(record):
-            bins[gap_us] = bins.get(gap_us, 0) + 1
+        for gap_ns, times in collections.Counter(gaps_ns(record)).items():
+            gap_us = (gap_ns + 500) // 1000
+            bins[gap_us] = bins.get(gap_us, 0) + times
     n = sum(bins.values())
     if not n:
         return spread_of([])
@@ -3165,21 +4639,22 @@ def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
 
     limit_us = quantile(0.99) / US
     beyond = (n - reached[bisect.bisect_right(ladder, limit_us) - 1]) / n
-    clustered = sum((sum(us > limit_us for us in gaps_us(r)) - beyond * max(0, r.events - 1)) ** 2
+    is_beyond = (math.floor(limit_us) * 1000 + 500).__le__  # in ns: what rounds to more
+    clustered = sum((sum(map(is_beyond, gaps_ns(r))) - beyond * max(0, r.events - 1)) ** 2
                     for r in records)
     independent = n * beyond * (1 - beyond)
     effect = max(1.0, clustered / independent) if independent else 1.0
     low, high = binomial_ranks(int(n / effect), 0.99)
     return {"n": n, "mean": sum(us * c for us, c in bins.items()) * US / n, "p50": quantile(0.5),
             "p90": quantile(0.9), "p99": quantile(0.99), "max": ladder[-1] * US,
+            "curve": [quantile(share) for share in CURVE],
             "p99_low": at(round(low * effect)) if low else None,
             "p99_high": at(round(high * effect)) if high else None, "n_effective": n / effect}
 
 
-def gaps_us(record: Record) -> Iterator[int]:
-    """The gaps between a record's output events [us]."""
-    stamps = record.event_ns
-    return ((b - a + 500) // 1000 for a, b in zip(stamps, itertools.islice(stamps, 1, None)))
+def gaps_ns(record: Record) -> Iterator[int]:
+    """The gaps between a record's output events [ns]."""
+    return map(operator.sub, record.event_ns[1:], record.event_ns)
 
 
 class Slo(NamedTuple):
@@ -3189,17 +4664,21 @@ class Slo(NamedTuple):
     tpot_s: Optional[float]
     e2e_s: Optional[float]
     attainment: float
+    classes: Mapping[str, Slo] = {}  # of --mix: each request is judged by its own
 
     @property
     def any(self) -> bool:
         """Whether anything is asked."""
-        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s))
+        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s)) or any(
+            slo.any for slo in self.classes.values())
 
     def met(self, record: Record) -> bool:
         """Whether a request succeeded and met every one; without visible output it did not.
 
         An answer of one token has no TPOT and is not judged by it.
         """
+        if record.mix_class in self.classes:
+            return self.classes[record.mix_class].met(record)
         ttft = record.since(record.first_ns, record.due_ns)
         if ttft is None:
             return False
@@ -3208,6 +4687,17 @@ class Slo(NamedTuple):
         return ((self.ttft_s is None or ttft <= self.ttft_s)
                 and (self.tpot_s is None or tpot is None or tpot <= self.tpot_s)
                 and (self.e2e_s is None or e2e <= self.e2e_s))
+
+
+def slo_statement(slo: Slo) -> Dict[str, Any]:
+    """The SLO as summary.json has it."""
+    return {**slo._asdict(), "classes": {name: own._asdict() for name, own in slo.classes.items()}}
+
+
+def slo_from(told: Mapping[str, Any]) -> Slo:
+    """The SLO that a summary.json was judged by; KeyError or TypeError where it is not one."""
+    return Slo(**{**told, "classes": {name: Slo(**own) for name, own in told.get(
+        "classes", {}).items()}})
 
 
 def share_interval(hits: int, n: float, total: int) -> Tuple[float, float]:
@@ -3227,6 +4717,33 @@ def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional
         return None
     held = sum(max(0, min(r.end_ns or end_ns, end_ns) - max(r.due_ns, start_ns)) for r in records)
     return held / (end_ns - start_ns)
+
+
+SERIES_BINS = 80
+
+
+def in_flight_series(records: Sequence[Record], start_ns: int) -> List[List[float]]:
+    """[[seconds from the run's start, mean in flight in the bin that ends there], ...]."""
+    end_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
+    width_ns = -(-(end_ns - start_ns) // SERIES_BINS)
+    if width_ns <= 0:
+        return []
+
+    def passed(stamps: List[int]) -> Callable[[int], int]:
+        """Of a moment: the sum of its distances from all the stamps before it [ns]."""
+        stamps.sort()
+        sums = [0, *itertools.accumulate(stamps)]
+
+        def at(now_ns: int) -> int:
+            before = bisect.bisect_right(stamps, now_ns)
+            return before * now_ns - sums[before]
+        return at
+
+    due, ended = (passed([t for t in stamps if t is not None]) for stamps in (
+        [r.due_ns for r in records], [r.end_ns for r in records]))
+    held = [due(t) - ended(t) for t in range(start_ns, end_ns + 2 * width_ns, width_ns)]
+    return [[(i + 1) * width_ns * NS, (b - a) / width_ns]
+            for i, (a, b) in enumerate(zip(held, held[1:SERIES_BINS + 1]))]
 
 
 def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
@@ -3253,6 +4770,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
         "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
         "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
+        "simulated": outcome.simulated,
         "attainment": attainment if slo.any else None,
         "attainment_interval": share_interval(met, worth, offered) if slo.any else None,
         "goodput_rps": rate * attainment if slo.any and rate is not None
@@ -3261,13 +4779,47 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     summary.update(tokens(everything, records, span, span_s))
     summary.update(latencies(records, good))
     summary.update(little(everything, records, span, rate))
+    summary["in_flight_series"] = in_flight_series(everything, start_ns)
     summary.update(input_error(good, token_ids, outcome.calibration))
+    summary["classes"] = {c.name: part_of(
+        [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
+        offered) for c in plan.work.classes} or None
+    summary["turns"] = {"lost": sum(h.turns_lost for h in outcome.health), **{name: part_of(
+        [r for r in records if (r.turn > 0) == later], slo, span_s, rate, offered)
+        for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
     summary["client"] = client_summary(outcome, records)
     summary["errors"] = error_examples(records)
+    summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [
         *warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
+
+
+def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[float],
+            offered: int) -> Dict[str, Any]:
+    """What a part of a run's requests saw (a class, first or later turns), as the run itself."""
+    good = [r for r in records if r.ok]
+    met = [1.0 if slo.met(r) else 0.0 for r in records]
+    judged = slo.any and bool(records)
+    attainment = sum(met) / len(met) if judged else None
+    own_rate = rate * len(records) / offered if rate is not None and offered else None
+    worth = len(met) / autocorrelation_factor(met) if judged else 0.0
+    seen = latencies(records, good)
+    read = [r.n_in for r in good if r.n_in is not None]
+    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    return {"offered": len(records), "completed": len(good), "failed": len(records) - len(good),
+            "offered_rate_rps": own_rate, "attainment": attainment,
+            "attainment_interval": share_interval(int(sum(met)), worth, len(met)) if judged
+            else None,
+            "goodput_rps": own_rate * attainment if own_rate is not None
+            and attainment is not None else None,
+            "output_tok_s": sum(r.n_out or 0 for r in good) / span_s if span_s else None,
+            "input_tokens_mean": sum(read) / len(read) if read else None,
+            "cached_tokens_mean": sum(cached) / len(cached) if cached else None,
+            **{key: seen[key] for key in ("ttft_s", "ttft_from_sent_s", "tpot_s", "itl_s",
+                                          "e2e_s")},
+            "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}}
 
 
 def measured_span(plan: Plan, records: Sequence[Record], start_ns: int, interrupted: bool
@@ -3297,7 +4849,7 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
         stamps = r.event_ns
         if not stamps or not r.n_out:
             return 0.0
-        inside = sum(span[0] <= t <= span[1] for t in stamps)
+        inside = bisect.bisect_right(stamps, span[1]) - bisect.bisect_left(stamps, span[0])
         return r.n_out * inside / len(stamps)
 
     made = sum(received(r) for r in everything)
@@ -3323,6 +4875,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
         return offered, ok
 
     found: Dict[str, Any] = {}
+    spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
     for key, value in (
             ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
             ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
@@ -3331,8 +4884,10 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
             ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
             ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
         offered, ok = over(value)
-        found[key] = spread_of(offered)
-        found[key]["successes"] = spread_of(ok)
+        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
+        if key in ("ttft_s", "tpot_s", "e2e_s"):
+            offered.sort()
+            found[key]["curve"] = [percentile(offered, share) for share in CURVE]
     found["itl_s"] = itl_spread(good)
     found["itl_max_s"] = max((r.itl_max_s for r in good if r.itl_max_s is not None), default=None)
     events, outs = sum(r.events for r in good), sum(r.n_out or 0 for r in good)
@@ -3363,11 +4918,13 @@ def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
 def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibration
                 ) -> Dict[str, Any]:
     """The input length that the server counted against the planned one."""
-    pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in]
+    pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in and r.n_in_planned]
+    counted = [r.n_in for r in good if r.n_in]
     error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
-    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if pairs else None,
-            "input_tokens_mean": sum(g for _, g in pairs) / len(pairs) if pairs else None,
+    planned = pairs and len(pairs) == len(counted)  # else there is nothing to compare with
+    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if planned else None,
+            "input_tokens_mean": sum(counted) / len(counted) if counted else None,
             "input_error_max": error,
             "input_source": "token ids" if token_ids else calibration.source,
             "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
@@ -3380,7 +4937,7 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
     busy = sorted(x for h in health for x in h.busy_s)
     events = sum(h.events for h in health)
     cpu_s = sum(h.cpu_s for h in health)
-    return {
+    found: Dict[str, Any] = {
         "cpu_s": cpu_s, "events": events,
         "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
         "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
@@ -3393,8 +4950,13 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
         "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
         "kernel_stamps": all(h.kernel_stamps for h in health) if health else None,
         "clock_jump_s": max((h.clock_jump_ns for h in health), default=0) * NS,
+        "real_time": any(h.real_time for h in health),
         "workers": len(health), "interrupted": any(h.interrupted for h in health),
         "peak_rss_bytes": sum(h.peak_rss_bytes for h in health)}
+    if outcome.simulated:  # there was no client to speak of
+        return {key: dict.fromkeys(value) if isinstance(value, dict) else
+                value if key == "interrupted" else None for key, value in found.items()}
+    return found
 
 
 def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
@@ -3442,9 +5004,15 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         return "CLIENT-LIMITED", [*reasons, "the figures are not to be trusted: more --workers, a "
                                   "lower rate, or a quieter machine"]
     if not outcome.plan.load.closed:
-        ttft = [r.since(r.first_ns, r.due_ns) for r in records if r.ok and r.first_ns]
-        for what, values, least, unit in (("in flight", settled_levels(records), 3.0, ""),
-                                          ("TTFT", ttft, 0.05, " s")):
+        # a trace's rate may rise, and sessions build up: only TTFT then tells of a queue
+        work, from_ns = outcome.plan.work, 0
+        if work.turns and summary["e2e_s"]["mean"]:
+            from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
+        ttft = [r.since(r.first_ns, r.due_ns) for r in records
+                if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
+        for what, values, least, unit in (
+                ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
+                ("TTFT", ttft, 0.05, " s")):
             rises, first, last = trend([v for v in values if v is not None])
             if rises and last - first > least:
                 cap = outcome.plan.load.concurrency
@@ -3509,22 +5077,28 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
         found.append(f"{client['coalesced_share']:.0%} of the output events came bundled with "
                      "others: the server or a gateway sends in bursts, so ITL is a chunk gap")
     cached = summary["cached_tokens_mean"]
-    expected = plan.work.shared_prefix
-    if cached and cached > expected + CACHED_SPARE and unique:
+    work = plan.work
+    expected = max([work.shared_prefix, *(c.work.shared_prefix for c in work.classes)])
+    sharing = work.prompts or work.turns or (work.trace and work.trace.block)
+    if cached and cached > expected + CACHED_SPARE and unique and not sharing:
         found.append(f"{figure(cached)} prompt tokens a request came from the server's prefix "
                      "cache though prompts are unique: this is not a cold run")
     if (summary["input_error_max"] or 0) > 0.02 and any(
-            abs((r.n_in or 0) - r.n_in_planned) > 2 for r in good if r.n_in):
+            abs((r.n_in or 0) - r.n_in_planned) > 2 for r in good if r.n_in and r.n_in_planned):
         found.append(f"prompts were up to {summary['input_error_max']:.1%} off their planned "
                      "length, by the server's count")
     short = sum(1 for r in good if r.n_out is not None and r.n_out < r.n_out_planned)
     if short:
         found.append(f"{short} answers were shorter than asked: the model stopped early, or "
                      "ignore_eos was not honoured")
+    lost = (summary.get("turns") or {}).get("lost")
+    if lost:
+        found.append(f"{lost} later turns were never due: an earlier one of their session failed; "
+                     "they are in no figure")
     if summary["n_out_estimated"]:
         found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
                      "counted as events, an estimate")
-    if client["clock_jump_s"] > 0.01:
+    if (client["clock_jump_s"] or 0) > 0.01:
         found.append(f"the machine's real-time clock jumped by {client['clock_jump_s']:.3f} s; "
                      "receive times around it are wrong by as much")
     if client["resent"]:
@@ -3538,6 +5112,455 @@ def in_ms(seconds: Optional[float]) -> str:
     if seconds is None:
         return "-"
     return "inf" if math.isinf(seconds) else f"{seconds / MS:.1f}"
+
+
+# ---- 8c. Findings ------------------------------------------------------------------------------
+# Pure. Which symptoms of a table show in the runs, with their figures: what is likely behind each,
+# the knob in two engines' spelling, and the term of the step-time equation that the knob moves.
+# "High" is against the SLO; without one, against low load, or a ratio that needs no model.
+
+LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
+QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
+DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
+TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
+SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
+SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
+IN_PREFILL = 0.7  # of the spikes, at least, and of the ordinary gaps at most half that share
+GROWN = 2.0  # the time of a token over low load's: the batch then costs as much as all else
+GROWN_PAST_SLO = 1.25  # the same where the TPOT SLO is missed that low load meets
+PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs
+HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens: two of the largest usual blocks
+KV_SMALL = 0.2  # of the pool: KV of less is read far faster than the weights
+BATCH_SMALL = 128  # far from the ridge of current GPUs, near 300: such a batch is not compute-bound
+CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
+MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
+
+
+def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
+    """What findings need to know of single requests, and no other key tells. Seconds, tokens.
+
+    base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
+    floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
+    spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
+    in another request's prefill; None where the 99th percentile of the gaps is none.
+    """
+    capped = summary["concurrency"] is not None
+    rows = sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
+                   (r.first_ns - r.sent_ns) * NS,
+                   (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
+                  for r in good if r.first_ns is not None and r.sent_ns is not None)
+    if len(rows) < 8:
+        return {"ttft": None, "spikes": None}
+    base_s, slope = alone([(n, took_s) for n, took_s, _ in rows[::-(-len(rows) // 1000)]])
+    per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
+    past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
+    itl, spikes = summary["itl_s"], None
+    if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
+        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1))
+                                        / NS), r.first_ns) for r in good if r.first_ns is not None]
+        spikes = spikes_in(good, round(SPIKE * itl["p50"] / NS), prefills)
+    return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
+                     "floor_s": base_s + per_token * long,
+                     "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
+
+
+def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
+    """(base, per token) [s] of TTFT by length, sorted: a line along the 10th percentiles.
+
+    A least-squares line through up to eight groups, each at the 10th percentile of what its
+    requests took beyond the line before, until the line stays. None a token: all of one length.
+    """
+    base_s = percentile(sorted(took_s for _, took_s in rows), 0.1) or 0.0
+    size = max(8, -(-len(rows) // 8))
+    groups = [rows[at:at + size] for at in range(0, len(rows) - 7, size)]
+    tokens = [sum(n for n, _ in group) / len(group) for group in groups]
+    if tokens[-1] <= 1.5 * tokens[0]:
+        return base_s, None
+    slope, mean_n = 0.0, sum(tokens) / len(tokens)
+    for _ in range(30):
+        lows = [slope * n + (percentile(sorted(t - slope * m for m, t in group), 0.1) or 0.0)
+                for n, group in zip(tokens, groups)]
+        mean_s, before = sum(lows) / len(lows), slope
+        slope = max(0.0, sum((n - mean_n) * (low - mean_s) for n, low in zip(tokens, lows))
+                    / sum((n - mean_n) ** 2 for n in tokens))
+        base_s = max(0.0, mean_s - slope * mean_n)
+        if abs(slope - before) <= 0.001 * slope:
+            break
+    return base_s, slope
+
+
+def spikes_in(good: Sequence[Record], limit_ns: int, prefills: Sequence[Tuple[int, int]]
+              ) -> Dict[str, Any]:
+    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+
+    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
+    taken off each end, so that the next gap does not count.
+    """
+    starts: List[int] = []
+    stops: List[int] = []
+    for start, stop in sorted(prefills):
+        stop -= min(round(MS / NS), (stop - start) // 4)
+        if stops and start <= stops[-1]:
+            stops[-1] = max(stops[-1], stop)
+        else:
+            starts.append(start)
+            stops.append(stop)
+    seen, hit = [0, 0], [0, 0]
+    for r in good:
+        for i, (a, b) in enumerate(zip(r.event_ns, itertools.islice(r.event_ns, 1, None))):
+            spike = b - a > limit_ns
+            if spike or not i % 8:
+                at = bisect.bisect_right(stops, a)
+                seen[spike] += 1
+                hit[spike] += at < len(starts) and starts[at] < b
+    return {"n": seen[1], "in_prefill": hit[1] / seen[1] if seen[1] else None,
+            "others_in_prefill": hit[0] / seen[0] if seen[0] else None}
+
+
+class Case(NamedTuple):
+    """One run to be judged, the runs around it by load, the SLO and the plan."""
+
+    run: Mapping[str, Any]
+    runs: Sequence[Mapping[str, Any]]  # that can be trusted, by how much was in flight
+    slo: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    def p(self, key: str, name: str = "p99") -> Optional[float]:
+        """A percentile over successes [s]: failures are no symptom of the table."""
+        spread = self.run[key]
+        value: Optional[float] = spread.get("successes", spread)[name]
+        return value
+
+    @property
+    def low(self) -> bool:
+        """Whether the run is at low load."""
+        return (self.run["in_flight_mean"] or math.inf) <= LOW_IN_FLIGHT
+
+    def server(self, key: str, part: str = "mean") -> Optional[float]:
+        """What the engine said; None where it said nothing."""
+        value = (self.run["server"] or {}).get(key)
+        return value.get(part) if isinstance(value, Mapping) else value
+
+
+def token_gap(run: Mapping[str, Any]) -> Optional[float]:
+    """The usual time of a token [s]: the median gap, or TPOT where events are not tokens."""
+    gap: Optional[float] = run["tpot_s"]["successes"]["p50"]
+    if not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0) <= COALESCED_SHARE:
+        gap = run["itl_s"]["p50"] or gap
+    return gap
+
+
+def of_slo(value: Optional[float], limit: Optional[float]) -> str:
+    """A figure [s] in ms beside its limit."""
+    return f"{in_ms(value)} ms" + (f" (SLO {in_ms(limit)})" if limit else "")
+
+
+def queueing(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+    ttft = c.p("ttft_from_sent_s" if c.run["concurrency"] else "ttft_s")
+    tpot, own, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
+    if ttft is None or own is None:
+        return ""
+    best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
+    depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
+    grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
+    seen = grows or (depth or 0) >= QUEUED
+    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
+    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
+    apart = own["excess_p99_s"] >= ttft / 2 and (
+        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
+    if c.slo["ttft_s"]:
+        high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
+    else:
+        high = seen and ttft > TIMES_FLOOR * best_s
+    least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
+    fine = tpot is None or (tpot <= limit if limit else (c.p("tpot_s", "p50") or 0)
+                            <= GROWN * least)
+    if not (high and fine):
+        return ""
+    kv, running = c.server("kv_usage", "max"), c.server("running", "max")
+    return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
+            f"prompt; TPOT p99 {of_slo(tpot, limit)}"
+            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else "")
+            + ("; the queue grows" if grows else "")
+            + (f"; {running:.0f} ran at most, KV use {kv:.0%}: "
+               + ("no room for more at once" if kv > 0.9 else "KV has room for more at once")
+               if kv is not None and running is not None else ""))
+
+
+def prefill_stalls(c: Case) -> str:
+    """Spikes between tokens that fall in others' prefills, and are long.
+
+    Against the TPOT SLO: longer where TPOT misses it, else SPIKE times as long, since TPOT hides
+    such a pause and users do not.
+    """
+    itl, spikes, limit = c.run["itl_s"], c.run["signs"]["spikes"], c.slo["tpot_s"]
+    if not spikes or (c.run["client"]["coalesced_share"] or 0) > COALESCED_SHARE:
+        return ""
+    least = SPIKE_NO_SLO * itl["p50"]
+    if limit:
+        least = limit if (c.p("tpot_s") or 0) > limit else SPIKE * limit
+    if itl["p99"] <= least:
+        return ""
+    within, others = spikes["in_prefill"] or 0.0, spikes["others_in_prefill"] or 0.0
+    if within < IN_PREFILL or others > within / 2:
+        return ""
+    return (f"ITL p99 {of_slo(itl['p99'], limit)}, p50 {in_ms(itl['p50'])} ms; {within:.0%} of the "
+            f"{spikes['n']} gaps over {SPIKE:g}x the median fall in another request's prefill, "
+            f"{others:.0%} of the others; long prompts have "
+            f"{count(c.run['signs']['ttft']['long_tokens'])} tokens")
+
+
+def slow_prefill(c: Case) -> str:
+    """A long prompt breaks the TTFT SLO though it waits for nobody."""
+    alone, limit = c.run["signs"]["ttft"], c.slo["ttft_s"]
+    if not (c.low and alone and limit and alone["floor_s"] > limit):
+        return ""
+    per_token, ours = alone["s_per_token"], c.server("client_ttft_s")
+    if per_token is not None and per_token * alone["long_tokens"] < alone["floor_s"] / 2:
+        return ""  # most of it does not depend on the length
+    if (c.server("beyond_engine_s") or 0) > (ours or math.inf) / 2:
+        return ""  # it is not spent in the engine
+    return (f"a prompt of {count(alone['long_tokens'])} tokens takes "
+            f"{of_slo(alone['floor_s'], limit)} alone, {figure(c.run['in_flight_mean'])} in flight"
+            + (f"; {figure(per_token / US)} us a prompt token" if per_token is not None else
+               "; prompts have one length, so a delay before the engine would look the same"
+               if c.server("beyond_engine_s") is None else ""))
+
+
+def bandwidth(c: Case) -> str:
+    """The typical stream breaks the TPOT SLO with hardly anything beside it."""
+    tpot, limit = c.p("tpot_s", "p50"), c.slo["tpot_s"]
+    if not (c.low and tpot and limit and tpot > limit):
+        return ""
+    drafts = c.server("spec_acceptance")
+    return (f"TPOT p50 {of_slo(tpot, limit)} at {figure(c.run['in_flight_mean'])} in flight"
+            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else ""))
+
+
+def growth(c: Case) -> Tuple[str, bool]:
+    """(how the time of a token grew with the load, '' if it did not matter; whether KV can be why).
+
+    It must rise from each run to the next, and past the SLO, which the least loaded run met, or
+    without an SLO to twice that run's.
+    """
+    least, limit = c.runs[0], c.slo["tpot_s"]
+    upto = [run for run in c.runs if run["in_flight_mean"] <= c.run["in_flight_mean"]]
+    gaps = [token_gap(run) or math.inf for run in upto]
+    ratio = gaps[-1] / gaps[0]
+    first, last = (run["tpot_s"]["successes"] for run in (least, c.run))
+    broken = limit is not None and (last["p99"] or 0) > limit >= (first["p99"] or math.inf)
+    if (c.run["in_flight_mean"] < 2 * least["in_flight_mean"]
+            or any(b < 0.95 * a for a, b in zip(gaps, gaps[1:]))
+            or not (broken and ratio >= GROWN_PAST_SLO if limit else ratio >= GROWN)):
+        return "", False
+    kv, batch = c.server("kv_usage", "max"), c.server("running", "max")
+    most = c._replace(run=c.runs[-1])  # what grows is the same in all of them
+    most_kv, most_batch = most.server("kv_usage", "max"), most.server("running", "max")
+    small = most_kv is not None and most_kv < KV_SMALL and (most_batch or 0) < BATCH_SMALL
+    return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
+            f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
+            f"{of_slo(last['p99'], limit)}"
+            + (f"; KV use {kv:.0%} at most" if kv is not None else
+               "; KV use is not known, so work for each sequence would look the same")
+            + (f", {batch:.0f} running" if batch is not None else "")), not small
+
+
+def degrades(c: Case) -> str:
+    """The time of a token grows with the load, and KV reads can be why."""
+    text, by_kv = growth(c)
+    return text if by_kv else ""
+
+
+def preempted(c: Case) -> str:
+    """The engine took requests out of the batch and computed them again."""
+    number, kv = c.server("preemptions"), c.server("kv_usage", "max")
+    if not number or number < PREEMPTED * c.run["offered"]:
+        return ""
+    return (f"{count(number)} preemptions for {count(c.run['offered'])} requests"
+            + (f"; KV use {kv:.0%} at most" if kv is not None else ""))
+
+
+def few_hits(c: Case) -> str:
+    """Prompts share a prefix, and the engine computes it again and again."""
+    shared, mean = c.plan.get("shared_prefix_len") or 0, c.run["input_tokens_mean"]
+    hits, cached = c.server("prefix_hit_rate"), c.run["cached_tokens_mean"]
+    off = hits is None and c.server("prefix_queries") == 0
+    if hits is None:
+        hits = 0.0 if off else cached / mean if cached is not None and mean else None
+    first = c.plan.get("prefix_groups", 1)  # of each group one misses
+    warm = 1 - first / max(1, c.run["offered"])
+    if shared < PREFIX_LEAST or not mean or hits is None or warm <= 0:
+        return ""
+    expected = shared / mean * warm
+    if hits >= HITS_LOW * expected:
+        return ""
+    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {expected:.0%} could: "
+            f"{count(shared)} of {count(mean)} are shared"
+            + ("; the engine looks nothing up: prefix caching is off" if off else ""))
+
+
+def cpu_bound(c: Case) -> str:
+    """Little output with room to spare: the client, the API server, or work for each sequence."""
+    if c.run["verdict"] == "CLIENT-LIMITED":
+        return f"it is the client: {c.run['reasons'][0]}; more --workers, or another machine"
+    cpu = c.server("cpu_share")
+    harmed = c.run["verdict"] == "UNSTABLE" or (
+        c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
+    if harmed and (cpu or 0) >= CORE_FULL:
+        return f"the API server's process used {cpu:.0%} of a core"
+    text, by_kv = growth(c)
+    return "" if by_kv or not text else f"{text}: so little KV cannot slow a step so much"
+
+
+class Finding(NamedTuple):
+    """A row of the symptom table; evidence gives the figures, '' where it does not show."""
+
+    name: str
+    symptom: str
+    evidence: Callable[[Case], str]
+    cause: str
+    vllm: str
+    sglang: str
+    term: str
+
+
+FINDINGS = (
+    Finding("queueing", "TTFT p99 spikes under load, TPOT fine", queueing,
+            "queueing: the arrival rate is near capacity",
+            "more replicas (--data-parallel-size); raise --max-num-seqs if KV allows",
+            "more replicas (--dp-size); raise --max-running-requests if KV allows",
+            "none: the wait before the first step, which grows as rho / (1 - rho)"),
+    Finding("prefill_stalls", "ITL p99 spikes when long prompts arrive", prefill_stalls,
+            "prefill stalls decode: a step carries a large piece of a prompt",
+            "lower --max-num-batched-tokens; at scale disaggregate P/D (--kv-transfer-config)",
+            "lower --chunked-prefill-size; at scale disaggregate P/D (--disaggregation-mode)",
+            "prefill_tokens * prefill_s_per_token, in others' steps"),
+    Finding("slow_prefill", "TTFT high for long prompts at low load", slow_prefill,
+            "prefill compute",
+            "raise --max-num-batched-tokens, --tensor-parallel-size or "
+            "--prefill-context-parallel-size; --quantization fp8; --enable-prefix-caching for "
+            "shared context",
+            "raise --chunked-prefill-size or --tp-size; --quantization fp8; no "
+            "--disable-radix-cache",
+            "prefill_tokens * prefill_s_per_token, in its own steps"),
+    Finding("bandwidth", "TPOT high at low load", bandwidth,
+            "memory bandwidth per GPU: every step reads all weights",
+            "raise --tensor-parallel-size; --quantization fp8 or awq; --speculative-config; H200 "
+            "or B200",
+            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200",
+            "weights_s"),
+    Finding("degrades", "TPOT degrades steadily with load", degrades,
+            "the batch grows, KV reads dominate",
+            "cap --max-num-seqs; --kv-cache-dtype fp8; or accept the curve",
+            "cap --max-running-requests; --kv-cache-dtype fp8_e4m3; or accept the curve",
+            "kv_s_per_token * sum(context)"),
+    Finding("preemptions", "preemptions", preempted,
+            "the KV pool is exhausted: sequences are evicted and computed again",
+            "--kv-cache-dtype fp8; raise --gpu-memory-utilization; lower --max-num-seqs or "
+            "--max-model-len; raise --tensor-parallel-size",
+            "--kv-cache-dtype fp8_e4m3; raise --mem-fraction-static or "
+            "--schedule-conservativeness; lower --max-running-requests or --context-length; raise "
+            "--tp-size",
+            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens"),
+    Finding("few_hits", "low prefix-cache hit rate with a shared prefix", few_hits,
+            "an unstable prompt prefix, caching off, or replicas that are not prefix-aware",
+            "static content first; --enable-prefix-caching; prefix-aware routing (Dynamo, llm-d)",
+            "static content first; no --disable-radix-cache; --schedule-policy lpm; SGLang router",
+            "prefill_tokens"),
+    Finding("cpu_bound", "tok/s low while the GPU is not saturated, though its util may read high",
+            cpu_bound, "CPU: scheduler, detokenisation, the API server; or the client",
+            "--async-scheduling; raise --api-server-count; check the client",
+            "raise --tokenizer-worker-num; no --disable-overlap-schedule; check the client",
+            "overhead_s, sequences * sequence_s"),
+)
+
+
+def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Each symptom that shows: figures of the first run that shows it, the others named.
+
+    Of a run that its client spoilt only that is said.
+    """
+    runs = summary["runs"]
+    sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
+                    and run["completed"] and run["in_flight_mean"]),
+                   key=lambda run: run["in_flight_mean"])
+    found = []
+    for rule in FINDINGS:
+        shown = []
+        for number, run in enumerate(runs):
+            spoilt = run["verdict"] == "CLIENT-LIMITED" and rule.evidence is cpu_bound
+            if spoilt or any(run is other for other in sound):
+                text = rule.evidence(Case(run, sound, summary["slo"], summary["plan"]))
+                shown += [(number, text)] if text else []
+        if shown:
+            also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
+            found.append({
+                "name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
+                "evidence": shown[0][1] + (f"; also at {also}" if also else ""),
+                "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang, "term": rule.term})
+    return found
+
+
+def met_with_margin(summary: Mapping[str, Any]) -> str:
+    """The most loaded run meets the SLO with margin: throughput is fine, cost may be too high."""
+    slo, run = summary["slo"], summary["runs"][-1]
+    limits = [(run[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
+    wide = all(p99 is not None and p99 <= MARGIN * limit for p99, limit in limits)
+    return run["label"] if limits and wide and run["verdict"] == "VALID" else ""
+
+
+def no_low_load(summary: Mapping[str, Any]) -> str:
+    """A limit is missed and no run is at low load; the rate that would be."""
+    slo, runs = summary["slo"], [r for r in summary["runs"] if r["in_flight_mean"]]
+    missed = any((run[key]["successes"]["p99"] or 0) > slo[key] for run in runs
+                 for key in ("ttft_s", "tpot_s") if slo[key])
+    if not missed or any(run["in_flight_mean"] <= LOW_IN_FLIGHT for run in runs):
+        return ""
+    least = min(runs, key=lambda run: run["in_flight_mean"])
+    alone_s = sum(least[key]["successes"]["p50"] or 0 for key in ("ttft_s",)) + (
+        least["tpot_s"]["successes"]["p50"] or 0) * (least["output_tokens_mean"] or 0)
+    return figure(1 / alone_s, 2) if alone_s else ""
+
+
+ADVICE = (  # what to say, and when; %s is what the test gives
+    ("COST  the SLO is met with margin at %s: run nearer the goodput knee (--find-goodput), or "
+     "take FP8 or a smaller model", met_with_margin),
+    ("ASK   no run at low load, so bandwidth and prefill cannot be told from the batch and the "
+     "queue: add one at about %s req/s", no_low_load),
+    ("ASK   no SLO was given, so what is high at low load cannot be said: --slo-ttft-ms and "
+     "--slo-tpot-ms%s", lambda summary: "" if any(
+         summary["slo"][key] for key in ("ttft_s", "tpot_s")) else " "),
+    ("ASK   out of memory at start-up shows only in the engine's start-up log: capacity.py "
+     "--startup-log FILE reads it%s", lambda summary: " "),
+)
+
+
+def advice(summary: Mapping[str, Any]) -> List[str]:
+    """What is no finding, but worth a line: cost, and what these runs cannot show."""
+    told = ((text, test(summary)) for text, test in ADVICE)
+    return [(text % value).rstrip() for text, value in told if value]
+
+
+def finding_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The findings and the advice as text."""
+    found, runs = summary.get("findings", ()), summary["runs"]
+    why = (summary.get("metrics") or {}).get("why")
+    if not any(run["completed"] for run in runs):
+        lines = ["FINDINGS  none can be made: no request succeeded"]
+    else:
+        missed = any(run["attainment"] is not None
+                     and run["attainment"] < summary["slo"]["attainment"] for run in runs)
+        lines = [] if found else ["FINDINGS  none: " + (
+            "the SLO is missed, and no symptom of the table explains it" if missed else
+            "no symptom of the table shows") + (
+            f"; the engine's metrics were not there to see ({why})" if why else "")]
+    for n, item in enumerate(found, 1):
+        lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
+                  f"  seen    {item['evidence']}",
+                  f"  cause   {item['cause']}; step-time term: {item['term']}",
+                  f"  vLLM    {item['vllm']}", f"  SGLang  {item['sglang']}"]
+    return [*lines, *summary.get("advice", ())]
 
 
 # ---- 9. Rendering ------------------------------------------------------------------------------
@@ -3575,8 +5598,15 @@ TABLE = (  # the usual columns first and in this order, then ours
     Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
     Column("fail", lambda s: str(sum(s["failures"].values()))),
     Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
-    Column("verdict", lambda s: s["verdict"]),
+    Column("verdict", lambda s: verdict_text(s)),
 )
+
+
+def verdict_text(run: Mapping[str, Any]) -> str:
+    """The verdict; a simulated run measured nothing, and says so in its place."""
+    if not run.get("simulated"):
+        return str(run["verdict"])
+    return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
 def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
@@ -3593,7 +5623,7 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     for run in runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *setup_lines(summary)]
+    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary)]
     return "\n".join(lines)
 
 
@@ -3603,15 +5633,18 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
-    lines = ["ms from due" + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
-                              if asked else "; no SLO given, so no goodput")]
+    lines = ["ms from due" + (", SIMULATED" if summary.get("simulated") else "")
+             + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+                              if asked else "" if slo.get("classes")
+                              else "; no SLO given, so no goodput")
+             + ("; each class is judged by its own SLO" if slo.get("classes") else "")]
     if "~" in rows:
         fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
                      f"smallest run had {fewest:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    knee = find_knee(runs, slo["attainment"]) if asked else None
+    knee = find_knee(runs, slo["attainment"]) if asked or slo.get("classes") else None
     if knee:
         lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
     return lines
@@ -3627,7 +5660,7 @@ def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tupl
 
 def run_lines(run: Mapping[str, Any]) -> List[str]:
     """The details of one run."""
-    lines = [f"  {run['verdict']}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
+    lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
     lines += [f"    {reason}" for reason in run["reasons"][1:]]
     failed = ", ".join(f"{n} {kind}" for kind, n in run["failures"].items())
     lines.append(f"  offered {run['offered']}, sent {run['sent']}, completed {run['completed']}"
@@ -3647,7 +5680,11 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
                  f"{optional(run['total_tok_s'], '{:.0f}')} tok/s in and out")
-    lines.append(client_line(run["client"]))
+    for name, part in {**(run.get("classes") or {}), **(run.get("turns") or {})}.items():
+        lines += part_lines(name if run.get("classes") else f"{name} turns", part)
+    if not run.get("simulated"):
+        lines.append(client_line(run["client"]))
+    lines += [*server_lines(run.get("server")), *compat_lines(run)]
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
     return lines
@@ -3665,6 +5702,21 @@ def latency_line(name: str, spread: Mapping[str, Any], longest: Any = None) -> s
                                             else ""))
 
 
+def part_lines(name: str, part: Any) -> List[str]:
+    """A class, or the first or later turns: its share of the load, goodput and latencies."""
+    if not isinstance(part, Mapping):
+        return []
+    limits = ", ".join(f"{key[:-2]} {limit / MS:g}" for key, limit in part["slo"].items() if limit)
+    line = (f"  {name}: offered {part['offered']} ({optional(part['offered_rate_rps'], '{:.3g}')}"
+            f"/s), {part['failed']} failed")
+    if part["attainment"] is not None:
+        low, high = part["attainment_interval"]
+        line += (f"; attainment {part['attainment']:.1%} (95%: {low:.1%} to {high:.1%}) of "
+                 f"{limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
+    return [line, *("  " + latency_line(head, part[key]) for head, key in (
+        ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
+
+
 def client_line(client: Mapping[str, Any]) -> str:
     """The client's own health."""
     lag, busy = client["send_lag_s"], client["loop_busy_s"]
@@ -3678,7 +5730,13 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
     """The setup statement: what was asked of what, and how."""
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
-    lines = [f"SETUP  {target['url']}, model {target['model']}; input {plan['lengths']['input']}, "
+    what = target["url"]
+    if summary.get("simulated"):
+        told = ", ".join(f"{key} {value:g}" for key, value in
+                         summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
+        what = (f"SIMULATED, no server, nothing measured: engine of "
+                f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
+    lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
              f"output {plan['lengths']['output']} tokens; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
@@ -3691,11 +5749,16 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
                  f"{summary['warmup']['requests']} warm-up requests"
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
+    if plan.get("traffic"):
+        lines.append(f"       {plan['traffic']['text']}")
     client = run["client"]
-    lines.append(f"       {client['workers']} worker(s), receive times from "
-                 f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}; plan "
+    clock = (f"{client['workers']} worker(s), receive times from "
+             f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
+    lines.append(f"       {'virtual clock' if summary.get('simulated') else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
-    return lines
+    if any("compat" in run for run in summary["runs"]):
+        lines += [("COMPAT " if line == COMPAT_WHY[0] else "       ") + line for line in COMPAT_WHY]
+    return lines + shard_lines(summary)
 
 
 def null_infinities(value: Any) -> Any:
@@ -3707,6 +5770,723 @@ def null_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [null_infinities(inner) for inner in value]
     return value
+
+
+# ---- 9b. The page ------------------------------------------------------------------------------
+# report.html: a pure function of the summary, one file that needs no network and no script. Each
+# figure from the summary carries its path in data-path and its value in data-value.
+
+NAMED = ("model", "precision", "gpu", "gpus", "engine", "version", "flags")  # setup, always said
+MOCK_VERSION = "loadgen's built-in engine"
+SERVED = ("max_model_len", "tp_size", "dtype", "quantization", "kv_cache_dtype", "cache_dtype",
+          "mem_fraction_static", "gpu_memory_utilization", "enable_prefix_caching", "block_size",
+          "num_gpu_blocks")  # what servers tell of their flags
+ASKED_S = 2.0  # at most, to ask the server one thing about itself
+
+
+def dig(value: Any, *keys: Any) -> Any:
+    """What lies under these keys and indices; None where nothing does."""
+    for key in keys:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def deployed(args: Any) -> Dict[str, Any]:
+    """The deployment that the flags name, {} where none; a profile of --mock may be one too."""
+    for path in (args.deployment, args.mock, vars(args).get("simulate")):
+        found = {} if path in (None, DEFAULT_PROFILE) else read_json(path)
+        if not isinstance(found.get("model"), dict):
+            if found and args.deployment:
+                raise UserError(f"--deployment {path} describes no deployment; capacity.py --save "
+                                "writes one")
+            continue
+        for keys in (("price", "gpu_per_hour"), ("hardware", "count"), ("slo", "ttft_s"),
+                     ("slo", "tpot_s"), ("slo", "e2e_s")):
+            value = dig(found, *keys)
+            if value is not None and not (type(value) in (int, float) and 0 < value < ABSURD):
+                raise UserError(f"{path}: {'.'.join(keys)} must be a number more than zero")
+        return found
+    return {}
+
+
+def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
+    """What the server says of itself: model, engine, version, flags, as far as it does.
+
+    From the list of models, /version (vLLM, TensorRT-LLM), /server_info (SGLang) and the labels of
+    cache_config_info in /metrics (vLLM). Each is asked once, for ASKED_S at most.
+    """
+    root, answers = re.sub(r"/v1$", "", target.base_path), {}
+    for path in (f"{target.base_path}/models", f"{root}/version", f"{root}/metrics",
+                 f"{root}/server_info"):
+        try:
+            status, body = fetch(target, wiring, path, ASKED_S)
+        except (OSError, WireError):
+            break
+        answers[path.rpartition("/")[2]] = body if status == "200" else b""
+    models, version, info = (parsed(answers.get(name, b"")) for name in (
+        "models", "version", "server_info"))
+    metrics = answers.get("metrics", b"").decode("utf-8", "replace")
+    listed = dig(models, "data")
+    mine = next((m for m in listed if dig(m, "id") == target.model), None) if isinstance(
+        listed, list) else None
+    owner, engine = dig(mine, "owned_by"), re.search(r"^(vllm|sglang|trtllm)[:_]", metrics, re.M)
+    cache = re.search(r"^vllm:cache_config_info\{(.{,4000})", metrics, re.M)
+    labels = re.findall(r'(\w+)="([^"\\]*)"', cache[1]) if cache else ()
+    flags = {"max_model_len": dig(mine, "max_model_len"),
+             **(info if isinstance(info, Mapping) else {}), **dict(labels)}
+    names = dict.fromkeys(str(dig(mine, key)) for key in ("id", "root") if dig(mine, key))
+    facts = {
+        "model": " = ".join(names),
+        "engine": engine[1] if engine else owner if owner in ("vllm", "sglang", "llamacpp") else "",
+        "version": dig(version, "version") or dig(info, "version"), "flags": ", ".join(
+            f"{k} {flags[k]}" for k in SERVED if flags.get(k) not in (None, "", "None"))}
+    if facts["version"] == MOCK_VERSION:
+        facts.update(engine=MOCK_VERSION, version=None)
+    return {key: printable(wiring.redacted(str(value)), 300) for key, value in facts.items()
+            if value}
+
+
+def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None
+             ) -> Dict[str, Any]:
+    """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
+
+    Sources in the order in which they are believed: --metadata, the server, the deployment file.
+    """
+    d = args.deployed
+
+    def listed(names: Sequence[str], *groups: str) -> str:
+        found = [(name, dig(d, group, name)) for group in groups for name in names]
+        return ", ".join(f"{name} {value}" for name, value in found if value is not None)
+
+    planned = {
+        "model": dig(d, "model", "id") or dig(d, "model", "name"),
+        "precision": listed(("weights", "kv", "compute"), "precision"),
+        "gpu": dig(d, "hardware", "gpu"), "gpus": dig(d, "hardware", "count"),
+        "engine": dig(d, "engine"), "flags": listed(
+            ("tp", "pp", "dp", "ep", "util", "max_num_seqs", "max_num_batched_tokens",
+             "max_model_len", "prefix_caching"), "hardware", "step_time"),
+        "sized for": listed(("input", "output", "shared_prefix"), "lengths")}
+    facts: Dict[str, List[List[str]]] = {}
+    for source, pairs in (("--metadata", args.metadata), ("server", said.items()),
+                          ("deployment file", planned.items())):
+        for name, value in pairs:
+            if value:
+                facts.setdefault(name, []).append([str(value), source])
+    for name, old in (known or {}).items():
+        facts[name] = facts.get(name, []) + [p for p in old or [] if p not in facts.get(name, [])]
+    return {name: facts.get(name) for name in dict.fromkeys((*NAMED, *facts))}
+
+
+def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
+    """A fact with its sources, equal ones together; 'not stated'."""
+    values = dict.fromkeys(value for value, _ in facts or ())
+    return "; ".join(f"{value} ({', '.join(by for v, by in facts or () if v == value)})"
+                     for value in values) or "not stated"
+
+
+def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
+    """(the run at which to operate, what to know about it or why there is none).
+
+    The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
+    """
+    slo, runs = summary["slo"], summary["runs"]
+    if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
+        return None, "no SLO was given"
+    limit = dig(summary, "goodput_search", "rate_rps") or math.inf
+    order = by_rate(runs)
+    met = {i for i in order if (runs[i]["attainment"] or 0) >= slo["attainment"]}
+    good = [i for i in order if i in met and runs[i]["verdict"] == "VALID"
+            and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
+    if not good:
+        return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
+                      + f" at {figure(limit)}/s or less" * (limit < math.inf))
+    best, notes = good[-1], []
+    if runs[best]["attainment_interval"][0] < slo["attainment"]:
+        notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
+                     f"{slo['attainment']:.0%}")
+    if set(order[:order.index(best)]) - met:
+        notes.append("a lower rate missed the target: measure again")
+    return best, "; ".join(notes)
+
+
+def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
+    """Indices of the runs by the rate asked for, else the one that came about."""
+    return sorted(range(len(runs)), key=lambda i: float(
+        runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
+
+
+def conclude(summary: Dict[str, Any], args: Any) -> None:
+    """Add operating_point and cost, as far as they are known, to the summary.
+
+    per_1m_output = gpu_per_hour * gpus / (output_tok_s * 3600) * 1e6, the whole bill on the output.
+    """
+    where, note = operating_point(summary)
+    summary["operating_point"] = {"run": where, "note": note}
+    price = (args.gpu_price or dig(args.deployed, "price", "gpu_per_hour")
+             or dig(summary, "cost", "gpu_per_hour"))
+    gpus = dig(summary, "setup", "gpus", 0, 0)
+    hourly = price * float(gpus) if price and gpus else None
+    by_run = [hourly / (run["output_tok_s"] * HOUR_S) * MEGA if hourly and run["output_tok_s"]
+              else None for run in summary["runs"]]
+    summary["cost"] = price and {
+        "gpu_per_hour": price, "gpus": float(gpus) if gpus else None, "per_hour": hourly,
+        "per_1m_output_by_run": by_run,
+        "per_1m_output": None if where is None else by_run[where]}
+
+
+def fact_lines(summary: Mapping[str, Any]) -> List[str]:
+    """The facts of the setup, the operating point and its price, as text."""
+    facts, point = summary.get("setup") or {}, summary.get("operating_point") or {}
+    lines = [f"       {name}: {stated(told)}" for name, told in facts.items() if told]
+    unknown = [name for name, told in facts.items() if not told]
+    if unknown:
+        lines.append(f"       not stated: {', '.join(unknown)} (--deployment FILE, --metadata K=V)")
+    if point.get("run") is not None:
+        run = summary["runs"][point["run"]]
+        lines.append(f"POINT  {run_name(run)}: {optional(run['output_tok_s'], '{:.0f}')} tok/s, "
+                     f"ttft p99 {tail_ms(run['ttft_s'])}, tpot p99 {tail_ms(run['tpot_s'])} ms"
+                     + (f"; {point['note']}" if point["note"] else ""))
+    return lines + ([f"COST   {cost_text(summary)}"] if summary.get("cost") else [])
+
+
+def cost_text(summary: Mapping[str, Any]) -> str:
+    """The price of output at the operating point, or why there is none."""
+    cost = summary["cost"]
+    if not cost["gpus"]:
+        return f"${cost['gpu_per_hour']:.2f} per GPU-hour; how many GPUs? --metadata gpus=N"
+    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h, all of it on the output tokens"
+    if cost["per_1m_output"] is None:
+        return f"no operating point to price; {each}"
+    return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """A run by its load: 8/s, c=4, ..."""
+    return f"{run['label']}/s" if run["rate_rps"] else str(run["label"])
+
+
+ESCAPED = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord('"'): "&quot;",
+           ord("'"): "&#39;"}
+
+
+def esc(text: Any) -> str:
+    """Text for HTML: nothing in it is markup, no control or direction character survives."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
+                   for c in str(text)).translate(ESCAPED)
+
+
+class Cell(NamedTuple):
+    """A figure of the summary: as shown, its path and its value."""
+
+    text: str
+    path: Tuple[Any, ...] = ()
+    value: Any = None
+
+    def attributes(self) -> str:
+        """Its path and value as JSON in data attributes."""
+        told = (esc(json.dumps(it)) for it in (self.path, null_infinities(self.value)))
+        return ' data-path="{}" data-value="{}"'.format(*told) if self.path else ""
+
+
+def cell(summary: Mapping[str, Any], path: Tuple[Any, ...],
+         show: Callable[[Any], str] = figure) -> Cell:
+    """The figure at a path, '-' where it is absent."""
+    value = dig(summary, *path)
+    return Cell("-" if value is None else show(value), path, value)
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "",
+          mark: Optional[int] = None) -> str:
+    """An HTML table, scrolling if too wide; a row is text and Cells, its first the row's head."""
+    def one(tag: str, it: Any) -> str:
+        shown = it if isinstance(it, Cell) else Cell(str(it))
+        return f"<{tag}{shown.attributes()}>{esc(shown.text)}</{tag.split()[0]}>"
+
+    body = "".join(f"<tr{' class=mark' * (k == mark)}>" + "".join(
+        one("td" if i else 'th scope="row"', it) for i, it in enumerate(row)) + "</tr>\n"
+        for k, row in enumerate(rows))
+    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in heads)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption)}">'
+            f'<table class="{kind}"><caption>{esc(caption)}</caption>\n'
+            + (f"<thead><tr>{head}</tr></thead>\n" if heads else "")
+            + f"<tbody>{body}</tbody></table></div>\n")
+
+
+Place = Callable[[float], float]  # from a value to where it lies
+Marks = Callable[[Place, Place], Iterable[str]]
+
+
+class Axis(NamedTuple):
+    """One axis of a chart: its label, where a value lies on it (0 to 1), its ticks."""
+
+    label: str
+    place: Place
+    ticks: List[float]
+    show: Callable[[float], str] = figure
+
+
+def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
+    """From zero to past the highest value; logarithmic where asked and they span a decade."""
+    shown = [v for v in values if 0 < v < math.inf] or [1.0]
+    low, high = min(shown), max(shown)
+    ladder = [m * 10.0**e for e in range(math.floor(math.log10(low)) - 1, math.ceil(
+        math.log10(high)) + 1) for m in (1, 2, 5)]
+    if log and high > 12 * low:
+        low, high = max(t for t in ladder if t <= low), min(t for t in ladder if t >= high)
+        ticks = [t for t in ladder if low <= t <= high]
+        if len(ticks) > 7:
+            ticks = [t for t in ticks if f"{t:e}"[0] == "1"]
+        return Axis(label, lambda v: math.log(max(v, low) / low) / math.log(high / low), ticks)
+    step, top = min(t for t in ladder if t * 5 >= high), high * 1.04
+    return Axis(label, lambda v: v / top, [step * i for i in range(int(top / step) + 1)])
+
+
+WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
+
+
+def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: int = 250) -> str:
+    """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
+    x, y = axes
+
+    def px(value: float) -> float:
+        return round(LEFT + x.place(value) * (WIDE - LEFT - RIGHT), 1)
+
+    def py(value: float) -> float:
+        return round(height - FOOT - y.place(value) * (height - FOOT - TOP), 1)
+
+    grid = [f'<path class="grid" d="M{LEFT} {py(t)}H{WIDE - RIGHT}"/>'
+            + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
+    grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
+    grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
+    drawn = "\n".join([f"{esc(desc)}</desc>", *grid, *marks(px, py)])
+    key = f"c{zlib.crc32(drawn.encode()):x}"
+    return (f'<figure><svg viewBox="0 0 {WIDE} {height}" role="img" aria-labelledby="{key}t {key}d"'
+            f'><title id="{key}t">{esc(title)}</title><desc id="{key}d">{drawn}</svg></figure>\n')
+
+
+def words(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    """Text in a chart."""
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{esc(text)}'
+            "</text>")
+
+
+def polyline(points: Iterable[Tuple[float, float]], kind: str) -> str:
+    """A line through points in a chart's units."""
+    told = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline class="{kind}" points="{told}"/>'
+
+
+def whisker(across: float, spread: Mapping[str, Any], p: str, py: Place, kind: str) -> str:
+    """The 95% interval of a percentile; its upper end open and dashed where there is none."""
+    low, value, high = (spread.get(key) for key in (f"{p}_low", p, f"{p}_high"))
+    if low is None or value is None or value == math.inf:
+        return ""
+    bounded = high is not None and high < math.inf
+    end = py((high if bounded and high is not None else value) / MS)
+    told = f'<path class="whisker {kind}" d="M{across} {py(low / MS)}V{end}"/>'
+    return told if bounded else (f'{told}<path class="whisker open {kind}" d="M{across} {end}V'
+                                 f'{max(TOP - 8, end - 24)}"/>')
+
+
+def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The deliverable: a p99 over output tok/s, a point a run, SLO line, operating point."""
+    runs, limit = summary["runs"], dig(summary, "slo", key)
+    where = dig(summary, "operating_point", "run")
+    order = [i for i in by_rate(runs) if runs[i]["output_tok_s"] and runs[i][key]["n"]]
+    spreads = [runs[i][key] for i in order]
+    values = [v / MS for s in spreads for v in (s["p99"], s["p99_high"]) if v] + (
+        [limit / MS] if limit else [])
+    y = axis(f"{name} p99, ms", values, log=True)
+    if not any(v < math.inf for v in values):
+        y = y._replace(ticks=[])
+
+    def marks(px: Place, py: Place) -> Iterator[str]:
+        spots = [(px(runs[i]["output_tok_s"]), TOP if s["p99"] == math.inf else py(s["p99"] / MS))
+                 for i, s in zip(order, spreads)]
+        taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
+        if limit:
+            level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
+            yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
+            yield words(LEFT + 4, level - 5, text, "start", "limit")
+            taken.append((LEFT, level - 17, LEFT + 6 * len(text) + 10, level + 2))
+        yield polyline(spots, "trail")
+        for i, s, (a, b) in zip(order, spreads, spots):
+            run = runs[i]
+            if i == where:
+                yield f'<path class="here guide" d="M{a} {TOP - 12}V{250 - FOOT}"/>'
+                yield f'<circle class="ring" cx="{a}" cy="{b}" r="9"/>'
+            yield whisker(a, s, "p99", py, "")
+            kind = "unstable" if s["p99"] == math.inf else run["verdict"].lower()
+            yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
+                   f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
+                   f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
+                   f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
+            label = run_name(run) + (" inf" if s["p99"] == math.inf else "")
+            yield place_label(label, (a, b), taken, "here" if i == where else "")
+
+    desc = "; ".join(f"{run_name(runs[i])}: {figure(runs[i]['output_tok_s'])} tok/s, "
+                     f"{tail_ms(runs[i][key])} ms, {runs[i]['verdict']}" for i in order)
+    return chart(f"{name} p99 by output rate", desc,
+                 (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
+
+
+Box = Tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def place_label(text: str, spot: Tuple[float, float], taken: List[Box], kind: str) -> str:
+    """A label near a point, where it covers least of what is there already."""
+    wide = 6.4 * len(text) + 4
+    choices: List[Tuple[float, int, Box, str]] = []
+    for dx, dy, anchor, back in (
+            (0, -12, "middle", 0.5), (10, 4, "start", 0.0), (-10, 4, "end", 1.0),
+            (0, 20, "middle", 0.5), (9, -10, "start", 0.0), (-9, -10, "end", 1.0),
+            (9, 18, "start", 0.0), (0, 34, "middle", 0.5)):
+        left, y = spot[0] + dx - wide * back, spot[1] + dy
+        covered = sum(max(0, min(left + wide, b[2]) - max(left, b[0]))
+                      * max(0, min(y + 3, b[3]) - max(y - 11, b[1])) for b in taken)
+        outside = left < LEFT or left + wide > WIDE or y < 25 or y > 247 - FOOT
+        choices.append((covered + 1000 * outside, len(choices), (left, y - 11, left + wide, y + 3),
+                        words(spot[0] + dx, y, text, anchor, kind)))
+    _, _, box, told = min(choices)
+    taken.append(box)
+    return told
+
+
+def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
+    """The runs to draw one by one: the ends, the operating point and its neighbours."""
+    order, where = by_rate(summary["runs"]), dig(summary, "operating_point", "run")
+    last, middle = len(order) - 1, len(order) // 2 if where is None else order.index(where)
+    nearest = sorted(range(len(order)), key=lambda k: (k not in (0, last), abs(k - middle)))
+    return [order[k] for k in sorted(nearest[:most])]
+
+
+def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+    """The distribution of a latency by percentile, a line a run, 95% intervals at p50 and p99."""
+    where = dig(summary, "operating_point", "run")
+    shown = [(i, run[key]) for i, run in ((i, summary["runs"][i]) for i in drawn_runs(summary, 5))
+             if dig(run, key, "curve") and run[key]["n"]]
+    if not shown:
+        return ""
+    if key == "itl_s" and any(summary["runs"][i]["itl_is_chunk_gap"] for i, _ in shown):
+        name = "Chunk gap (several tokens an event)"
+    top = 0.999 if max(s["n"] for _, s in shown) >= 1000 else 0.99
+    points = {i: [(q, v / MS) for q, v in zip(CURVE, s["curve"]) if q <= top and v < math.inf]
+              for i, s in shown}
+    y = axis(f"{name}, ms", [v for line in points.values() for _, v in line]
+             + [(s["p99_high"] or 0) / MS for _, s in shown], log=True)
+    span = 0.4 - math.log10(1 - top)
+    x = Axis("percentile of gaps" if key == "itl_s" else "percentile of requests",
+             lambda q: -math.log10(1 - q) / span,
+             [q for q in (0.5, 0.9, 0.99, 0.999) if q <= top], lambda q: f"p{100 * q:g}")
+
+    def marks(px: Place, py: Place) -> Iterator[str]:
+        ends = []
+        for k, (i, s) in enumerate(shown):
+            kind = "here" if i == where or len(shown) == 1 else "other"
+            if not points[i]:
+                continue
+            yield polyline([(px(q), py(v)) for q, v in points[i]], f"curve {kind}")
+            for share, p in ((0.5, "p50"), (0.99, "p99")):
+                yield whisker(px(share) + 3 * (k - len(shown) // 2), s, p, py, kind)
+            ends.append((py(points[i][-1][1]), px(points[i][-1][0]) + 8, i, kind))
+        last = math.inf
+        for level, across, i, kind in sorted(ends, reverse=True):
+            last = min(level + 4, last - 13)
+            yield words(across + 5, last, run_name(summary["runs"][i]), "start", kind)
+
+    desc = "; ".join(f"{run_name(summary['runs'][i])}: p50 {in_ms(s['p50'])}, p90 "
+                     f"{in_ms(s['p90'])}, p99 {tail_ms(s)} ms" for i, s in shown)
+    return chart(f"{name} by percentile", desc, (x, y), marks)
+
+
+def time_charts(summary: Mapping[str, Any], i: int) -> str:
+    """What was in flight over a run, beside the server's queue and KV use where they are known."""
+    run, found = summary["runs"][i], ""
+    server = dig(run, "server", "series") or ()
+    told = [[(row[0], row[at]) for row in server if None not in (row[0], row[at])]
+            for at in (1, 2, 3)]
+    for title, lines in (
+            ("in flight", [("client", run.get("in_flight_series"), "here"),
+                           ("server running", told[0], "other"),
+                           ("server waiting", told[1], "limit")]),
+            ("KV cache in use, %", [("KV", [(t, 100 * share) for t, share in told[2]], "here")])):
+        drawn: List[Any] = [line for line in lines if line[1]]
+        if not drawn:
+            continue
+
+        def marks(px: Place, py: Place, drawn: List[Any] = drawn) -> Iterator[str]:
+            across: float = WIDE - RIGHT
+            for name, line, kind in reversed(drawn):
+                yield polyline([(px(a), py(b)) for a, b in line], f"curve {kind}")
+                yield words(across, 12, name, "end", kind) if len(drawn) > 1 else ""
+                across -= 6.2 * len(name) + 12
+        desc = "; ".join(f"{name}: most {figure(max(p[1] for p in line))}"
+                         for name, line, _ in drawn)
+        axes = (axis("seconds", [p[0] for _, line, _ in drawn for p in line]),
+                axis(f"{run_name(run)}: {title}", [p[1] for _, line, _ in drawn for p in line]))
+        found += chart(axes[1].label, desc, axes, marks, 170)
+    return found
+
+
+COLUMNS = {  # heads of TABLE: as the page has them, and the path in a run's summary
+    "rate": ("rate", "label"), "out tok/s": ("output tok/s", "output_tok_s"),
+    "goodput": ("goodput /s", "goodput_rps"), "ttft p50": ("TTFT p50", "ttft_s", "p50"),
+    "ttft p99": ("TTFT p99", "ttft_s", "p99"), "tpot p50": ("TPOT p50", "tpot_s", "p50"),
+    "tpot p99": ("TPOT p99", "tpot_s", "p99"), "offered": ("offered /s", "offered_rate_rps"),
+    "attain": ("attained", "attainment"), "fail": ("failed", "failures"),
+    "in flight": ("in flight", "in_flight_mean"), "verdict": ("verdict", "verdict")}
+
+
+def runs_table(summary: Mapping[str, Any]) -> str:
+    """The text report's table, with the cost of each run where it is known."""
+    columns = [c for c in TABLE if c.head in COLUMNS]
+    heads, rows = [COLUMNS[c.head][0] for c in columns], []
+    costs = dig(summary, "cost", "per_1m_output_by_run")
+    for i, run in enumerate(summary["runs"]):
+        rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
+                          dig(run, *COLUMNS[c.head][1:])) for c in columns])
+        if costs:
+            rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
+    notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
+    where = dig(summary, "operating_point", "run")
+    return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
+                 where) + "".join(
+        f'<p class="note">{esc(line)}</p>\n' for line in notes)
+
+
+def latency_table(summary: Mapping[str, Any]) -> str:
+    """Percentiles with their 95% intervals."""
+    places = ("p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max")
+    rows = [[f"{name} {run_name(summary['runs'][i])}",
+             *(cell(summary, ("runs", i, key, p), in_ms) for p in places)]
+            for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"),
+                              ("E2E", "e2e_s"), ("TTFT from sent", "ttft_from_sent_s"))
+            for i in drawn_runs(summary, 5)]
+    return table("Latency, ms from due; low and high bound a percentile with 95%",
+                 ("", *(p.replace("_", " ") for p in places)), rows)
+
+
+def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
+    """Classes or turns of every run that has them, one row each."""
+    shows: Tuple[Any, ...] = (
+        ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
+        *((f"{name.upper()} {p}", in_ms, f"{name}_s", p) for name in ("ttft", "tpot")
+          for p in ("p50", "p99")))
+    rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
+                                          for _, show, *path in shows)]
+            for i, run in enumerate(summary["runs"])
+            for name, part in (run.get(key) or {}).items() if isinstance(part, Mapping)]
+    return table(caption, ("", *(show[0] for show in shows)), rows) if rows else ""
+
+
+def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """The setup statement, (fact, text) each; the run's own clauses are the text report's."""
+    machine, runs = summary["environment"], summary["runs"]
+    names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
+    cached = [run["cached_tokens_mean"] for run in runs if run["cached_tokens_mean"] is not None]
+    said = re.sub(r"^SETUP|\n", ";", "\n".join(setup_lines(summary))).split(";")
+    return [
+        *((names.get(name, name), stated(facts)) for name, facts in (
+            summary.get("setup") or dict.fromkeys(NAMED)).items()),
+        ("sent", "\n".join(part.strip() for part in said if part.strip())),
+        ("cached prompt tokens", f"{figure(sum(cached) / len(cached))} a request, by the server"
+         if cached else "not stated by the server"),
+        ("client", f"{machine['cpu'] or machine['machine']}, {machine['cores']} cores, Python "
+         f"{machine['python']}"), ("started", machine["started"])]
+
+
+def lead(summary: Mapping[str, Any]) -> str:
+    """The answer first: the operating point and its figures."""
+    runs, slo, cost = summary["runs"], summary["slo"], summary.get("cost")
+    where, note = (dig(summary, "operating_point", key) for key in ("run", "note"))
+    text = (f"No operating point: {note or 'unknown'}" if where is None
+            else f"Operating point: {run_name(runs[where])}".replace("/s", " requests/s"))
+    search = summary.get("goodput_search") or {}
+    if search.get("rate_rps"):
+        text += f". Goodput search: {figure(search['rate_rps'])}/s (95%: " + " to ".join(
+            optional(search.get(key), "{:.3g}") for key in ("low_rps", "high_rps")) + ")"
+    found = f'<p class="answer">{esc(text)}</p>\n'
+    if where is not None and note:
+        found += f'<p class="note">{esc(note)}</p>\n'
+    if where is None and len(runs) > 1:
+        return found
+    i = where or 0
+    run, facts = runs[i], []
+    facts.append(("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
+                  f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"))
+    for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
+        low, high = (in_ms(run[key][f"p99_{end}"]) for end in ("low", "high"))
+        facts.append((f"{name} p99, ms", cell(summary, ("runs", i, key, "p99"), in_ms),
+                      (f"95%: {low} to {high}" if high != "-" else f"at least {low} with 95%")
+                      + (f", SLO {slo[key] / MS:g} ms" if slo[key] else "")))
+    if run["attainment"] is not None:
+        low, high = (f"{share:.1%}" for share in run["attainment_interval"])
+        facts.append(("Requests within SLO", cell(
+            summary, ("runs", i, "attainment"), "{:.1%}".format),
+            f"95%: {low} to {high}, target {slo['attainment']:.0%}"))
+    if cost and cost["gpus"]:
+        facts.append(("Per 1M output tokens", cell(
+            summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
+            f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h"))
+    return found + '<dl class="figures">' + "".join(
+        f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
+        f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
+
+
+def remarks(summary: Mapping[str, Any]) -> str:
+    """Verdicts with their reasons, warnings and failures, a paragraph a run that has any."""
+    found = ""
+    for run in summary["runs"]:
+        lines = [*run["reasons"], *(f"warning: {w}" for w in run["warnings"]),
+                 *(f"{e['count']} x {e['class']}: {e['error']}" for e in run["errors"])]
+        if lines or run["verdict"] != "VALID":
+            found += (f"<h3>{esc(run_name(run))}: {esc(run['verdict'])}</h3><ul>"
+                      + "".join(f"<li>{esc(line)}</li>" for line in lines) + "</ul>\n")
+    return found or "<p>Every run is VALID, without warnings or failures.</p>\n"
+
+
+def findings_list(summary: Mapping[str, Any]) -> str:
+    """What the symptoms point to, and the advice."""
+    found = summary.get("findings")
+    rows = (("Evidence", "evidence"), ("Likely cause", "cause"), ("vLLM", "vllm"),
+            ("SGLang", "sglang"), ("Term it moves", "term"))
+    return "".join(
+        f"<h3>{esc(it.get('symptom'))}</h3><dl class=\"facts\">" + "".join(
+            f"<dt>{name}</dt><dd>{esc(it[key])}</dd>" for name, key in rows if it.get(key))
+        + "</dl>\n" for it in found or ()) + "".join(
+        f"<p>{esc(line)}</p>\n" for line in (
+            *["No symptom of the table shows."] * (found == []), *(summary.get("advice") or ())))
+
+
+STYLE = """
+:root{--bg:#fff;--ink:#1c1e22;--soft:#5a5f68;--rule:#dfe2e7;--data:#1a5cb8;--limit:#b3261e}
+@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;--bg:#16181c;--ink:#e6e7ea;
+--soft:#a5abb5;--rule:#343941;--data:#8ab6f9;--limit:#ff8f84}}
+*{box-sizing:border-box}dd,figure{margin:0}
+body{margin:0 auto;padding:2.5rem 1.25rem 4rem;max-width:68rem;background:var(--bg);
+color:var(--ink);font:1rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
+overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
+h1{font-size:1.6rem;line-height:1.25;margin:0 0 .3rem;letter-spacing:-.01em}
+h2{font-size:1.1rem;margin:2.75rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--rule)}
+h3{font-size:1rem;margin:1.25rem 0 .25rem}p,ul{margin:.4rem 0;max-width:46rem}ul{padding:0 1.2rem}
+.note,caption,dt{color:var(--soft);font-size:.875rem}
+.alert{border-left:3px solid var(--limit);padding-left:.75rem}
+.answer{font-size:1.2rem;font-weight:600;margin:1.5rem 0 .25rem}
+.figures,.charts{display:grid;gap:1.25rem 2rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
+.figures{grid-template-columns:repeat(auto-fit,minmax(10rem,1fr));margin:1.25rem 0 0}
+.figures dd:nth-child(2){font-size:1.75rem;line-height:1.3;font-weight:600}
+svg{display:block;width:100%;max-width:40rem;height:auto;font-size:11.5px}
+path,polyline{stroke:var(--data);fill:none;stroke-linejoin:round}path.grid{stroke:var(--rule)}
+.slo,polyline.limit,.unstable{stroke:var(--limit)}.slo{stroke-dasharray:5 3}
+.trail,path.other,polyline.other{stroke:var(--soft)}.trail{opacity:.55}.curve{stroke-width:1.5}
+.guide{stroke-dasharray:1 3}.open{stroke-dasharray:2 2}.curve.here{stroke-width:2.25}
+text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}
+text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
+circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}circle.unstable{stroke:var(--limit)}
+.valid,.ring{stroke:var(--data)}.valid{fill:var(--data)}.ring{fill:none}
+.scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
+table{border-collapse:collapse;font-size:.875rem;min-width:100%}
+caption{text-align:left;padding-bottom:.3rem}
+th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+thead th,.facts th{color:var(--soft);font-weight:500;vertical-align:bottom}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--bg)}
+.mark *{font-weight:600;color:var(--data)}
+.facts td,.facts th{white-space:pre-line;text-align:left;vertical-align:top;min-width:6.5rem}
+dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:.25rem 0}
+@media(max-width:30rem){body{padding:1.5rem 1rem 3rem}dl.facts{grid-template-columns:1fr}
+.figures{grid-template-columns:1fr 1fr}}
+@media print{@page{margin:14mm}body{padding:0;max-width:none;font-size:9.5pt}table{font-size:7.5pt}
+h2,h3{break-after:avoid}figure,tr,.figures,dl.facts{break-inside:avoid}.scroll{overflow:visible}
+th,td{padding:.25rem .3rem}.charts{grid-template-columns:1fr 1fr}}
+"""
+
+READING = (
+    "TTFT: from the moment a request was due (not sent) to its first output. TPOT: time per "
+    "further token of a request. ITL: gap between successive output events. Percentiles are over "
+    "all offered requests; a failed one counts as infinitely late (inf). Intervals are 95%, from "
+    "order statistics; a dashed end or ~ means that the sample does not bound the percentile. "
+    "Goodput: offered rate times the share of requests that met every SLO.")
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """report.html. Pure; the figures are the summary's own."""
+    model = dig(summary, "setup", "model", 0, 0) or dig(summary, "target", "model") or "a model"
+    alerts = ["SIMULATED on a virtual clock: nothing was measured."
+              ] if summary.get("simulated") else []
+    alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
+              "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
+    limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
+    if limited:
+        alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
+                      "their figures are not to be trusted.")
+    found = findings_list(summary)
+    cost = summary.get("cost")
+    sections = [
+        ("Latency against throughput", '<p class="note">One point for each offered rate; hollow '
+         "where the run is not VALID, or p99 infinite because more than 1% failed. Ring: the "
+         "operating point. Bars: 95% intervals, dashed where the sample is too small.</p>"
+         '<div class="charts">' + rate_chart(summary, "ttft_s", "TTFT")
+         + rate_chart(summary, "tpot_s", "TPOT") + "</div>" + runs_table(summary)
+         + (f'<p class="note">Cost: {esc(cost_text(summary))}</p>' if cost else "")
+         + parts_table(summary, "classes", "Classes") + parts_table(summary, "turns", "Turns")),
+        ("Verdicts and warnings", remarks(summary)),
+        ("Findings", found),
+        ("Distributions", '<div class="charts">' + "".join(
+            curve_chart(summary, key, name) for key, name in (
+                ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"), ("e2e_s", "E2E")))
+         + "</div>"
+         + latency_table(summary)),
+        ("Over time", '<div class="charts">' + "".join(
+            time_charts(summary, i) for i in drawn_runs(summary, 4)) + "</div>"),
+        ("Setup", table("What is not stated is not known", (), setup_rows(summary), "facts")),
+        ("How to read this", f"<p>{esc(READING)}</p>")]
+    body = "".join(f"<section><h2>{name}</h2>\n{inner}</section>\n" for name, inner in sections
+                   if inner)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        f"'unsafe-inline'\">\n<title>Load test of {esc(model)}</title>\n<style>{STYLE}</style>"
+        f"</head>\n<body>\n<header><h1>Load test of {esc(model)}</h1>\n"
+        f'<p class="note">{esc(dig(summary, "target", "url") or "no server")}, '
+        f'{esc(dig(summary, "environment", "started"))}, {len(summary["runs"])} run'
+        f"{'s' * (len(summary['runs']) > 1)}</p>\n"
+        + "".join(f'<p class="alert">{esc(text)}</p>\n' for text in alerts)
+        + f"{lead(summary)}</header>\n<main>\n{body}</main>\n</body></html>\n")
+
+
+def with_infinities(value: Any) -> Any:
+    """What null_infinities wrote as "inf", as numbers again; labels and messages are left alone."""
+    if isinstance(value, dict):
+        return {key: inner if key in ("label", "error") else with_infinities(inner)
+                for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_infinities(inner) for inner in value]
+    return math.inf if value == "inf" else value
+
+
+def report_command(args: Any) -> int:
+    """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
+    path = os.path.join(args.report, "summary.json")
+    summary = read_json(path)
+    try:
+        summary["runs"] = with_infinities(summary["runs"])
+        summary["setup"] = setup_of(args, {}, summary.get("setup"))
+        conclude(summary, args)
+        text, html = render(summary), page(summary)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
+    print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
+    if why:
+        print(f"loadgen: {why}", file=sys.stderr)
+    return 1 if why else 0
 
 
 # ---- 10. The engine ----------------------------------------------------------------------------
@@ -3736,6 +6516,8 @@ class Profile(NamedTuple):
     num_blocks: int = 16384
     prefix_caching: bool = True
     max_model_len: int = 32768
+    spec_tokens: int = 0  # drafted a step and sequence, for /metrics alone: a step's constants are
+    spec_acceptance: float = 0.0  # then those of one emitted token; the share accepted
 
 
 MOCK = Profile()
@@ -3754,7 +6536,7 @@ def profile_from(data: Any) -> Profile:
         kind, number = type(getattr(MOCK, name)), type(value) in (int, float)
         right, wanted = {
             bool: (type(value) is bool, "true or false"),
-            int: (number and 1 <= value <= 1e9 and value == int(value),
+            int: (number and min(1, getattr(MOCK, name)) <= value <= 1e9 and value == int(value),
                   "a whole number from 1 to a billion"),
             float: (number and 0 <= value < 1e6, "a number of seconds, zero or more")}[kind]
         if not right:
@@ -3764,6 +6546,8 @@ def profile_from(data: Any) -> Profile:
     if profile.max_num_batched_tokens < profile.max_num_seqs:
         raise UserError(f"engine profile: max_num_batched_tokens {profile.max_num_batched_tokens} "
                         f"is less than max_num_seqs {profile.max_num_seqs}")
+    if profile.spec_acceptance > 1:
+        raise UserError("engine profile: spec_acceptance is a share, at most 1")
     if not profile.weights_s + profile.overhead_s + profile.sequence_s:
         raise UserError("engine profile: a step must take time; set weights_s")
     return profile
@@ -3781,8 +6565,8 @@ def block_keys(tokens: Sequence[Hashable], block_tokens: int) -> List[int]:
 class Job:
     """A request in the engine: what it asks for, and how far it is."""
 
-    __slots__ = ("cached", "capacity", "computed", "held", "id", "keys", "max_tokens", "n_in",
-                 "n_out", "published", "target")
+    __slots__ = ("cached", "capacity", "computed", "held", "id", "joined", "keys", "max_tokens",
+                 "n_in", "n_out", "number", "published", "spans", "target")
 
     def __init__(self, job_id: Hashable, n_in: int, max_tokens: int,
                  keys: Sequence[Hashable]) -> None:
@@ -3790,11 +6574,17 @@ class Job:
         self.id, self.n_in, self.max_tokens = job_id, n_in, max_tokens
         self.keys = keys  # of its first blocks, prompt and output alike
         self.target = n_in  # tokens to prefill; after a preemption its output too
-        self.n_out = self.computed = 0  # tokens emitted; tokens in the KV cache
+        self.number = 0  # in order of arrival
+        self.n_out = self.computed = 0  # tokens emitted; in the KV cache: at its last join or leave
+        self.joined = -1  # the step that ended its prefill, while it decodes
+        self.spans: List[Tuple[int, int]] = []  # steps [from, to) that each gave it a token
         self.cached = -1  # prompt tokens that the prefix cache had when it was first let in
         self.capacity = 0  # tokens that its blocks can hold
         self.published = 0  # how many leading blocks have been offered to the prefix cache
         self.held: List[Hashable] = []  # keys of cached blocks that it holds a reference to
+
+
+ARRIVAL = operator.attrgetter("number")
 
 
 class Engine:
@@ -3805,6 +6595,9 @@ class Engine:
     there. When a decode finds no block, the latest arrival loses its own and starts again later:
     its tokens are recomputed, none is emitted twice. Cached blocks that no one holds are free,
     and lost least recently used first.
+
+    A step's cost does not depend on how many decode: each gains a token a step, so the steps at
+    which it next needs a block and at which it ends are known when it joins them.
     """
 
     def __init__(self, profile: Profile = MOCK) -> None:
@@ -3812,13 +6605,18 @@ class Engine:
         self.profile = profile
         self.decoding: List[Job] = []  # by arrival; all of them before all of prefilling,
         self.prefilling: List[Job] = []  # and these before all of the queue
-        self.queue: List[Job] = []
+        self.queue: Deque[Job] = collections.deque()
         self.jobs: Dict[Hashable, Job] = {}
         self.free_blocks = profile.num_blocks  # holding nothing
         self.references: Dict[Hashable, int] = {}  # of each cached block
         self.idle: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        self.steps = self.submitted = 0
+        self.context = 0  # tokens in the KV cache of those that decode
+        self.growing: Dict[int, List[Job]] = {}  # who needs a block before which step
+        self.ending: Dict[int, List[Job]] = {}  # who has all its tokens after how many steps
         self.admitted: List[Hashable] = []  # ids that the last step let in
-        self.sequences = 0  # served by the last step
+        self.ended: List[Job] = []  # those that it gave their last token
+        self.sequences = 0  # served by it
         self.preemptions = self.prefix_query_tokens = self.prefix_hit_tokens = 0
         self.prompt_tokens = self.generation_tokens = 0
 
@@ -3867,6 +6665,7 @@ class Engine:
         elif not isinstance(prompt, int):
             keys = block_keys(prompt, self.profile.block_tokens)
         job = self.jobs[job_id] = Job(job_id, n_in, max_tokens, keys)
+        job.number = self.submitted = self.submitted + 1
         self.queue.append(job)
         return job
 
@@ -3875,42 +6674,116 @@ class Engine:
         job = self.jobs.pop(job_id, None)
         if job is None:
             return False
-        for jobs in (self.decoding, self.prefilling, self.queue):
-            if job in jobs:
-                jobs.remove(job)
+        if job.joined >= 0:
+            self.decoding.remove(job)
+            self._leave(job)
+        else:
+            (self.prefilling if job in self.prefilling else self.queue).remove(job)
         self._release(job)
         return True
 
     def step(self) -> Tuple[float, List[Tuple[Hashable, int]]]:
         """Run one step: how long it takes [s], and the tokens it emits for each request."""
-        profile, preemptions = self.profile, self.preemptions
-        emitted: List[Tuple[Hashable, int]] = []
-        self.admitted = []
-        finished, context, prefill_tokens = False, 0, 0
-        for job in self.decoding:  # _grow may shorten the list at its end
-            if job.computed == job.capacity and not self._grow(job):
-                break
-            context += job.computed
-            job.computed += 1
-            job.n_out += 1
-            finished |= job.n_out == job.max_tokens
-            emitted.append((job.id, 1))
-        decode_tokens = self.sequences = len(emitted)
-        if self.prefilling or self.queue:
-            prefill_tokens = self._prefill(profile.max_num_batched_tokens - decode_tokens,
-                                           self.preemptions == preemptions, emitted)
-            finished |= len(emitted) > decode_tokens
-        self.generation_tokens += len(emitted)
-        if finished:
-            self._retire()
-        if not self.sequences:
-            return 0.0, emitted
-        return (max(decode_tokens * profile.flop_s_per_token,
-                    profile.weights_s + profile.kv_s_per_token * context)
-                + prefill_tokens * profile.prefill_s_per_token
-                + self.sequences * profile.sequence_s + profile.overhead_s), emitted
+        duration_s = self.advance()
+        served = self.decoding if duration_s else []
+        if self.ended:
+            served = sorted([*self.ended, *served], key=ARRIVAL)
+        return duration_s, [(job.id, 1) for job in served]
 
-    def _prefill(self, budget: int, may_admit: bool, emitted: List[Tuple[Hashable, int]]) -> int:
+    def stride(self, start_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Run steps from start_ns on until one ends a request, or ends at until_ns or later.
+
+        At least one; their ends are added to ends_ns [ns], and the last is returned: start_ns if
+        the engine is idle. The same steps as step() takes, and of the same lengths.
+        """
+        profile, now_ns = self.profile, start_ns
+        while True:
+            if self.prefilling or (self.queue and self.running < profile.max_num_seqs):
+                quiet = 0
+            else:
+                quiet = self._quiet(until_ns - now_ns)
+            if quiet > 1:
+                now_ns = self._glide(quiet, now_ns, until_ns, ends_ns)
+            else:
+                duration_s = self.advance()
+                if not duration_s:
+                    return now_ns
+                now_ns += max(1, round(duration_s / NS))
+                ends_ns.append(now_ns)
+                if self.ended:
+                    return now_ns
+            if now_ns >= until_ns:
+                return now_ns
+
+    def _quiet(self, left_ns: int) -> int:
+        """How many steps from now on only decode, and neither need a block nor end a request."""
+        if not self.decoding:
+            return 0
+        at, growing, ending = self.steps, self.growing, self.ending
+        if at in growing:
+            return 0
+        last = at + left_ns // max(1, round(self._decode_s(self.context) / NS)) + 1
+        at += 1
+        while at < last and at not in growing and at not in ending:
+            at += 1
+        return at - self.steps - (at in ending)
+
+    def _glide(self, quiet: int, now_ns: int, until_ns: int, ends_ns: array.array[int]) -> int:
+        """Up to so many quiet steps at once; when the last of them ends."""
+        n, context, before, p = len(self.decoding), self.context, len(ends_ns), self.profile
+        if p.kv_s_per_token:  # _took_s written out: this may be most of a run's steps
+            compute_s, extra_s = n * p.flop_s_per_token, n * p.sequence_s
+            for held in range(context, context + n * quiet, n):
+                read_s = p.weights_s + p.kv_s_per_token * held
+                took_s = (read_s if read_s > compute_s else compute_s) + extra_s + p.overhead_s
+                now_ns += round(took_s / NS) or 1
+                ends_ns.append(now_ns)
+                if now_ns >= until_ns:
+                    break
+        else:
+            each_ns = max(1, round(self._decode_s(context) / NS))
+            quiet = min(quiet, max(1, -(-(until_ns - now_ns) // each_ns)))
+            ends_ns.extend(range(now_ns + each_ns, now_ns + quiet * each_ns + 1, each_ns))
+            now_ns += quiet * each_ns
+        taken = len(ends_ns) - before
+        self.admitted, self.ended, self.sequences = [], [], n
+        self.steps += taken
+        self.context += taken * n
+        self.generation_tokens += taken * n
+        return now_ns
+
+    def _decode_s(self, context: int) -> float:
+        """How long a step takes that only decodes [s]."""
+        return self._took_s(len(self.decoding), context, 0, len(self.decoding))
+
+    def _took_s(self, decode_tokens: int, context: int, prefill_tokens: int, sequences: int
+                ) -> float:
+        """How long a step takes [s]: the equation of Profile."""
+        p = self.profile
+        return (max(decode_tokens * p.flop_s_per_token, p.weights_s + p.kv_s_per_token * context)
+                + prefill_tokens * p.prefill_s_per_token + sequences * p.sequence_s + p.overhead_s)
+
+    def advance(self) -> float:
+        """Run one step; how long it takes [s], 0 if there is nothing to do."""
+        preemptions = self.preemptions
+        self.admitted, self.ended = [], []
+        if self.steps in self.growing:
+            self._grow()
+        decode_tokens, context, prefill_tokens = len(self.decoding), self.context, 0
+        self.sequences = decode_tokens
+        if self.prefilling or self.queue:
+            prefill_tokens = self._prefill(self.profile.max_num_batched_tokens - decode_tokens,
+                                           self.preemptions == preemptions)
+        if not self.sequences:
+            return 0.0
+        self.steps += 1
+        self.context += decode_tokens
+        self.generation_tokens += len(self.decoding)
+        if self.steps in self.ending:
+            self._retire()
+        return self._took_s(decode_tokens, context, prefill_tokens, self.sequences)
+
+    def _prefill(self, budget: int, may_admit: bool) -> int:
         """Spend the rest of a step's tokens on prompts, the oldest first; how many were used."""
         left, done = budget, 0
         while left and (done < len(self.prefilling) or (may_admit and self._admit())):
@@ -3919,17 +6792,42 @@ class Engine:
             left -= chunk
             job.computed += chunk
             self.sequences += 1
-            self._publish(job)
+            self._publish(job, job.computed)
             if job.computed < job.target:
                 break  # out of tokens
             done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
-            job.n_out += 1
-            emitted.append((job.id, 1))
+            self._join(job)
         self.decoding += self.prefilling[:done]
         del self.prefilling[:done]
         return budget - left
+
+    def _join(self, job: Job) -> None:
+        """A prefill is complete in this step: its token comes with it, and one a step from now."""
+        job.joined = self.steps
+        self.context += job.computed
+        self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
+        self._await_block(job)
+
+    def _await_block(self, job: Job) -> None:
+        """Note when a decoding job will have filled its blocks, if that is before its end."""
+        if job.capacity < job.n_in + job.max_tokens - 1:
+            step = job.joined + 1 + job.capacity - job.computed
+            self.growing.setdefault(step, []).append(job)
+
+    def _leave(self, job: Job) -> None:
+        """A job decodes no longer: bring its counts up to date."""
+        gained = self.steps - job.joined  # tokens, the first from the prefill
+        for due, at in ((self.ending, job.joined + job.max_tokens - job.n_out),
+                        (self.growing, job.joined + 1 + job.capacity - job.computed)):
+            if job in due.get(at, ()):
+                due[at].remove(job)
+        job.spans.append((job.joined, self.steps))
+        job.n_out += gained
+        job.computed += gained - 1
+        self.context -= job.computed
+        job.joined = -1
 
     def _admit(self) -> bool:
         """Give the head of the queue a seat and the blocks of all it must prefill."""
@@ -3952,31 +6850,39 @@ class Engine:
             job.cached = job.computed
             self.prefix_query_tokens += job.n_in if self.profile.prefix_caching else 0
             self.prefix_hit_tokens += job.cached
-        self.prefilling.append(self.queue.pop(0))
+        self.prefilling.append(self.queue.popleft())
         self.admitted.append(job.id)
         return True
 
-    def _grow(self, job: Job) -> bool:
-        """One more block for a decoding job, at the cost of later arrivals; False if it lost."""
-        self._publish(job)
-        while not self._take(1):
-            victim = (self.prefilling or self.decoding).pop()
-            self._release(victim)
-            self.queue.insert(0, victim)
-            self.preemptions += 1
-            if victim is job:
-                return False
-        job.capacity += self.profile.block_tokens
-        return True
+    def _grow(self) -> None:
+        """One more block for each job that has filled its own, at the cost of later arrivals."""
+        jobs = self.growing.pop(self.steps)
+        for job in sorted(jobs, key=ARRIVAL) if len(jobs) > 1 else jobs:
+            if job.joined < 0:
+                continue  # an earlier one took its blocks
+            self._publish(job, job.capacity)
+            while not self._take(1):
+                victim = (self.prefilling or self.decoding).pop()
+                if victim.joined >= 0:
+                    self._leave(victim)
+                self._release(victim)
+                self.queue.appendleft(victim)
+                self.preemptions += 1
+                if victim is job:
+                    break
+            else:
+                job.capacity += self.profile.block_tokens
+                self._await_block(job)
 
     def _retire(self) -> None:
         """Let go of the jobs that have all their tokens."""
-        for job in self.decoding:
-            if job.n_out == job.max_tokens:
-                self._publish(job)
-                self._release(job)
-                del self.jobs[job.id]
-        self.decoding = [job for job in self.decoding if job.n_out < job.max_tokens]
+        self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
+        for job in self.ended:
+            self.decoding.remove(job)
+            self._leave(job)
+            self._publish(job, job.computed)
+            self._release(job)
+            del self.jobs[job.id]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
@@ -3991,9 +6897,9 @@ class Engine:
         self.free_blocks -= blocks
         return True
 
-    def _publish(self, job: Job) -> None:
-        """Put the blocks that a job has filled into the prefix cache."""
-        full = min(job.computed // self.profile.block_tokens, len(job.keys))
+    def _publish(self, job: Job, computed: int) -> None:
+        """Put the blocks that a job has filled, with so many tokens, into the prefix cache."""
+        full = min(computed // self.profile.block_tokens, len(job.keys))
         for key in job.keys[job.published:full]:
             if key not in self.references:  # else it was computed twice, and this one stays private
                 self.references[key] = 1
@@ -4010,6 +6916,223 @@ class Engine:
         job.held, job.computed, job.capacity, job.published = [], 0, 0, 0
 
 
+# ---- 10b. The virtual clock --------------------------------------------------------------------
+# A plan on the engine without sockets and without waiting: what the driver does, at the times at
+# which nothing is late. A request meets the mock's rules: one that comes to an idle engine starts
+# a step at once and alone; one that a seat lets go, at the end of a step, finds the next begun.
+
+EPOCH_NS = 1_000_000_000  # where a virtual run's clock begins, so that no time in it is 0
+FOREVER_NS = 1 << 62
+PLANNED = Calibration(1.0, 0.0, "the plan (simulated)")
+
+
+class Virtual:
+    """Takes the requests of one source to an engine, and records what becomes of them."""
+
+    def __init__(self, engine: Engine, load: Load, limits: Timeouts,
+                 keys: Callable[[Planned], Sequence[Hashable]],
+                 on_record: Callable[[Record], None]) -> None:
+        """keys names the blocks of a request; on_record gets each record as its request ends."""
+        self.engine, self.load, self.limits = engine, load, limits
+        self.keys, self.on_record = keys, on_record
+        self.records: Dict[Hashable, Record] = {}  # of those in flight, by id
+        self.late: List[Planned] = []  # let go when a step had just begun
+        self.waits: List[Tuple[float, str, Deque[Record]]] = [
+            (limits.first_output_s, NO_OUTPUT, collections.deque()),
+            (limits.total_s, NOT_OVER, collections.deque())]
+        self.measured_open = self.freed_ns = 0  # freed: when a request last ended
+        self.stopped_ns: Optional[int] = None
+        self.first_step, self.ends_ns = engine.steps, array.array("q")
+        self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
+        self.read_ns, self.every_s = 0, SCRAPE_S
+
+    def drive(self, source: Source, stop: Callable[[], bool]) -> bool:
+        """Run until the source has ended and nothing is in flight; False if stopped before."""
+        now_ns, engine = source.start_ns, self.engine
+        while not stop():
+            if now_ns >= self.read_ns:
+                self.read(now_ns)
+            self.dispatch(source, now_ns)
+            for job in engine.ended:
+                self.answered(job, now_ns)
+            engine.ended = []
+            self.expire(now_ns)
+            next_ns = self.dispatch(source, now_ns)
+            if next_ns is None and (not self.records or source.abandons(self)):
+                self.cancel_all("after the measured window", now_ns)
+                return True
+            until_ns = min(FOREVER_NS if next_ns is None else next_ns, self.expire(now_ns))
+            if engine.jobs:
+                now_ns = engine.stride(now_ns, now_ns if self.late else until_ns, self.ends_ns)
+            else:
+                now_ns = until_ns
+            for planned in self.late:
+                self.submit(planned)
+            self.late = []
+        self.stopped_ns = now_ns
+        for record in source.unsent(now_ns):
+            self.finish(record, "unsent", "interrupted before it was sent", now_ns)
+        self.cancel_all("interrupted", now_ns)
+        return False
+
+    def read(self, now_ns: int) -> None:
+        """One reading, and when the next is due; past ROWS_MAX every other one goes."""
+        self.rows.append(engine_row(self.engine, now_ns))
+        if len(self.rows) >= ROWS_MAX:
+            self.rows, self.every_s = self.rows[::2], 2 * self.every_s
+        self.read_ns = now_ns + round(self.every_s / NS)
+
+    def dispatch(self, source: Source, now_ns: int) -> Optional[int]:
+        """Let go what is due; when the next one is [ns], None when there is none."""
+        limit = self.load.concurrency
+        while True:
+            due_ns = source.next_ns(now_ns, self)
+            if due_ns is None or due_ns > now_ns:
+                return due_ns
+            if limit is not None and len(self.records) >= limit:
+                return FOREVER_NS
+            out, record = source.take(now_ns)
+            self.measured_open += record.measured
+            if limit is not None:
+                record.ready_ns = max(record.due_ns, self.freed_ns)
+            if not self.send(out.planned, record, now_ns) and self.load.closed:
+                return now_ns + round(MS / NS)  # a refusal takes time too, or it never ended
+
+    def send(self, planned: Planned, record: Record, now_ns: int) -> bool:
+        """A request reaches the engine: before its next step, or after it if that begins now."""
+        engine = self.engine
+        record.sent_ns = record.ready_ns
+        why = engine.refusal(planned.n_in, planned.n_out)
+        if why:
+            record.status = 400
+            self.finish(record, "http_status", f"400 {why}"[:MESSAGE_MAX], record.sent_ns)
+            return False
+        self.records[record.id] = record
+        for _, _, waiting in self.waits:
+            waiting.append(record)
+        if record.sent_ns == now_ns and engine.jobs:
+            self.late.append(planned)
+        else:
+            self.submit(planned)
+        return True
+
+    def submit(self, planned: Planned) -> None:
+        """Queue a request."""
+        self.engine.submit(planned.id, planned.n_in, planned.n_out, self.keys(planned))
+
+    def expire(self, now_ns: int) -> int:
+        """End what is past a limit, at the end of a step; when the next limit is reached [ns]."""
+        soonest_ns = FOREVER_NS
+        for limit_s, what, waiting in self.waits:
+            limit_ns = round(limit_s / NS)
+            while waiting:
+                record = waiting[0]
+                job = self.engine.jobs.get(record.id) if record.end_ns is None else None
+                if job is not None and not (what is NO_OUTPUT and (job.spans or job.joined >= 0)):
+                    over_ns = (record.sent_ns or 0) + limit_ns + 1
+                    if over_ns > now_ns:
+                        soonest_ns = min(soonest_ns, over_ns)
+                        break
+                    self.cut(record, "timeout", what.format(limit_s), now_ns)
+                waiting.popleft()
+        return soonest_ns
+
+    def answered(self, job: Job, now_ns: int) -> None:
+        """A request has all its tokens."""
+        record = self.records.pop(job.id)
+        self.stamp(record, job)
+        record.n_in, record.cached_tokens = job.n_in, job.cached or None
+        record.finish_reason = "length"
+        self.finish(record, *judged(record, self.limits, "ok", ""), now_ns)
+
+    def cut(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """End a request that the engine has, or is about to get."""
+        job = self.engine.jobs.get(record.id)
+        if job is not None:
+            self.engine.abort(record.id)
+            self.stamp(record, job)
+            record.n_out_estimated = bool(record.events)  # no usage was seen
+        del self.records[record.id]
+        self.finish(record, kind, why, now_ns)
+
+    def cancel_all(self, why: str, now_ns: int) -> None:
+        """End whatever is in flight."""
+        for record in list(self.records.values()):
+            self.cut(record, "cancelled", why, now_ns)
+
+    def stamp(self, record: Record, job: Job) -> None:
+        """The times of a job's tokens: the ends of the steps that gave them."""
+        stamps, first = array.array("q"), self.first_step
+        for start, end in job.spans:
+            stamps += self.ends_ns[start - first:end - first]
+        record.stamp(stamps)
+        record.answer_ns, record.status = record.first_ns, 200
+        record.n_out = record.events or None
+
+    def finish(self, record: Record, kind: str, why: str, now_ns: int) -> None:
+        """Class a request and hand its record on."""
+        record.cls, record.error, record.end_ns = kind, why, now_ns
+        self.freed_ns = now_ns
+        self.measured_open -= record.measured
+        self.on_record(record)
+
+
+def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
+                  r: Optional[Running] = None) -> Outcome:
+    """Send a plan to a simulated engine and gather its records; run_plan without a server.
+
+    profile: the engine's constants, or an engine whose prefix cache earlier runs have filled.
+    """
+    engine = profile if isinstance(profile, Engine) else Engine(profile)
+    limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
+    unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
+    source = Source(plan, run, lambda *_: b"")
+    source.start_ns = EPOCH_NS
+    records: List[Record] = []
+
+    def keys(planned: Planned) -> Sequence[Hashable]:
+        owners = run + 3, run + 3 if unique else 1
+        return prefix_keys(planned, plan.work, size, owners[1]) or virtual_keys(
+            planned, (shared_of(planned, plan.work) + lead) // size, size, owners)
+
+    def keep(record: Record) -> None:
+        source.ended(record)
+        records.append(record)
+        if r:
+            r.journal.add(record, EPOCH_NS)
+
+    size, health = engine.profile.block_tokens, ClientHealth()
+    virtual = Virtual(engine, plan.load, limits, keys, keep)
+    health.interrupted = not virtual.drive(source, r.stop if r else bool)
+    health.turns_lost = source.lost
+    over_ns = max((record.end_ns or 0 for record in records), default=EPOCH_NS) + 1
+    return Outcome(plan, records, [health], EPOCH_NS, PLANNED, [],
+                   [*virtual.rows, engine_row(engine, over_ns)], True)
+
+
+def engine_row(engine: Engine, now_ns: int) -> Dict[str, Any]:
+    """A reading of an engine as parse_metrics gives one; it has no histograms."""
+    return {"t_ns": now_ns, "engine": "simulated", "bad": 0, "running": engine.running,
+            "waiting": engine.waiting, "kv_usage": engine.kv_usage,
+            "preemptions": float(engine.preemptions),
+            "prefix_hits": float(engine.prefix_hit_tokens),
+            "prefix_queries": float(engine.prefix_query_tokens)}
+
+
+def virtual_keys(planned: Planned, shared: int, size: int, owners: Tuple[int, int]) -> List[int]:
+    """Names for the blocks of a request's prompt and output: equal where the tokens would be.
+
+    shared: blocks of the group's common prefix. owners: whose the output is, and the rest of the
+    prompt: the run, or the same number in every run if prompts repeat.
+    """
+    made, own = (owner << 48 | planned.id << 24 for owner in owners)
+    prompt, total = planned.n_in // size, (planned.n_in + planned.n_out) // size
+    shared = min(shared, (planned.n_in - 1) // size)
+    group = -(planned.group + 1 << 24)
+    return [*range(group, group + shared), *range(own + shared, own + prompt),
+            *range(made + prompt, made + total)]
+
+
 # ---- 11. The mock server -----------------------------------------------------------------------
 # The engine behind real HTTP and SSE: one thread, an absolute timeline, vLLM's shapes.
 
@@ -4021,7 +7144,7 @@ SLIP_NS = 250_000_000  # later than this (a stopped process), the timeline start
 SLEEP_S = 0.1  # at most, so that a signal is heeded
 CHAT_OVERHEAD_TOKENS = 7
 CHAT_TOKENS_DEFAULT, COMPLETION_TOKENS_DEFAULT = 128, 16
-TRUTHS_MAX = 200_000
+TRUTHS_MAX, TRUE_EVENTS_MAX = 200_000, 4_000_000
 PIECE = b"x" * 64 * KIB
 POSTS = ("/v1/chat/completions", "/v1/completions")
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15,
@@ -4082,6 +7205,7 @@ class Exchange:
     faults: Sequence[Fault] = ()
     packer: Any = None  # compresses the answer
     kept = b""  # what a fault holds back
+    event_ns: Optional[array.array[int]] = None  # when each token was sent, where that is kept
     job: Job
 
     def __init__(self, server: MockServer, conn: Connection, head: Head, body: bytearray) -> None:
@@ -4335,7 +7459,7 @@ class MockServer:
         import random
         import selectors
         self.engine, self.faults, self.model = Engine(profile), faults, model
-        self.chance = random.Random(faults.seed)
+        self.chance, self.clocks = random.Random(faults.seed), Clocks()
         self.reasons = {status.value: status.phrase for status in http.HTTPStatus}
         self.numbers = itertools.count(1)
         self.exchanges: Dict[Hashable, Exchange] = {}  # those in the engine
@@ -4347,7 +7471,7 @@ class MockServer:
                            for name in ("time_to_first_token", "inter_token_latency",
                                         *(name for name, _, _ in SPANS))}
         self.ends = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.slips = 0
+        self.slips = self.events_left = 0  # how many more tokens' times may be kept
         self.stopping = False
         try:
             self.listener = socket.create_server(
@@ -4370,6 +7494,7 @@ class MockServer:
             if due_ns and due_ns - clock_ns() <= SPIN_NS:
                 while clock_ns() < due_ns:
                     pass
+                self.wait(due_ns)  # what came meanwhile takes part in the next step
                 heapq.heappop(self.timers)[2]()
 
     def at(self, due_ns: int, call: Callable[[], Any]) -> None:
@@ -4423,6 +7548,8 @@ class MockServer:
                 exchange.first_ns, exchange.cached = now_ns, exchange.job.cached
                 self.observe("time_to_first_token", now_ns - exchange.recv_ns)
             exchange.last_ns = now_ns
+            if exchange.event_ns is not None:
+                exchange.event_ns.append(now_ns)
             exchange.n_out += 1
             if exchange.n_out == exchange.max_tokens:
                 ended.append(exchange)
@@ -4477,6 +7604,9 @@ class MockServer:
         keys = block_keys([*exchange.tokens, *words], self.engine.profile.block_tokens)
         exchange.job = self.engine.submit(exchange.number, exchange.n_in, exchange.max_tokens, keys)
         self.exchanges[exchange.number] = exchange
+        if self.events_left >= exchange.max_tokens:
+            self.events_left -= exchange.max_tokens
+            exchange.event_ns = array.array("q")
         if exchange.stream:
             exchange.plain = not (exchange.faults or exchange.usage_always)
             sample = exchange.frame(exchange.token_event(" w000"))
@@ -4484,7 +7614,7 @@ class MockServer:
             if with_head:
                 self.send(exchange.conn, self.stream_head(exchange))
         if not self.end_ns:
-            self.begin(clock_ns())
+            self.begin(exchange.recv_ns)
 
     def send_token(self, exchange: Exchange) -> None:
         """Send a token that is not like the others: the first, the last, or one with a fault."""
@@ -4537,7 +7667,8 @@ class MockServer:
         self.ends[ended] += 1
         names = ("id", "recv_ns", "start_ns", "first_ns", "last_ns", "n_in", "n_out", "cached")
         truth = {name: getattr(exchange, name) for name in names}
-        self.truths.append({**truth, "ended": ended})
+        times = {} if exchange.event_ns is None else {"event_ns": list(exchange.event_ns)}
+        self.truths.append({**truth, "ended": ended, **times})
         if ended in ("stop", "length") and exchange.n_out:
             for name, start, end in SPANS:
                 self.observe(name, truth[end] - truth[start])
@@ -4585,6 +7716,9 @@ class MockServer:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform.startswith("linux"):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             self.selector.register(sock, READABLE, Connection(sock))
 
     def send(self, conn: Connection, data: bytes) -> None:
@@ -4642,12 +7776,16 @@ class MockServer:
     def read(self, conn: Connection) -> None:
         """Take what a client sends."""
         try:
-            data = b"" if conn.closed else conn.sock.recv(64 * KIB)
+            data: bytes = b""
+            stamp: List[Tuple[int, int, bytes]] = []
+            if not conn.closed:
+                data, stamp, _, _ = conn.sock.recvmsg(64 * KIB, 64)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        conn.recv_ns = clock_ns()
+            pass
+        self.clocks.retake()
+        conn.recv_ns = self.clocks.monotonic_ns(stamp) if stamp else clock_ns()
         conn.data += data
         if data and len(conn.data) <= PIPELINED_BYTES_MAX:
             self.parse(conn)
@@ -4699,17 +7837,20 @@ class MockServer:
             told, kind = compact(told), "application/json"
         self.reply(conn, 200, told.encode(), kind)
 
-    def forget(self) -> Dict[str, Any]:
-        """Begin the truth anew."""
+    def forget(self, events: int = 0) -> Dict[str, Any]:
+        """Begin the truth anew; from now on keep the times of so many tokens."""
         self.truths.clear()
-        self.slips = 0
+        self.slips, self.events_left = 0, events
         return {"ok": True}
 
     def metrics(self) -> str:
         """Under vLLM's names, in the Prometheus text format."""
         engine, profile = self.engine, self.engine.profile
         labels = f'engine="0",model_name="{self.model}"'
-        lines: List[str] = []
+        lines = ["# TYPE process_cpu_seconds_total counter",
+                 f"process_cpu_seconds_total {time.process_time()}"]
+        drafted = profile.spec_tokens * engine.generation_tokens / (
+            1 + profile.spec_tokens * profile.spec_acceptance)  # a step emits one token and these
         for name, value in (("num_requests_running", engine.sequences if self.end_ns else 0),
                             ("num_requests_waiting", engine.waiting),
                             ("kv_cache_usage_perc", engine.kv_usage),
@@ -4717,7 +7858,10 @@ class MockServer:
                             ("prefix_cache_hits_total", engine.prefix_hit_tokens),
                             ("num_preemptions_total", engine.preemptions),
                             ("prompt_tokens_total", engine.prompt_tokens),
-                            ("generation_tokens_total", engine.generation_tokens)):
+                            ("generation_tokens_total", engine.generation_tokens),
+                            *((("spec_decode_num_draft_tokens_total", drafted),
+                               ("spec_decode_num_accepted_tokens_total",
+                                drafted * profile.spec_acceptance)) if drafted else ())):
             lines += [f"# TYPE vllm:{name} {'counter' if name.endswith('_total') else 'gauge'}",
                       f"vllm:{name}{{{labels}}} {float(value)}"]
         lines.append("# TYPE vllm:request_success_total counter")
@@ -4743,10 +7887,12 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
         "id": server.model, "object": "model", "created": int(time.time()), "owned_by": "vllm",
         "root": server.model, "parent": None, "permission": [],
         "max_model_len": server.engine.profile.max_model_len}]},
+    "/version": lambda server: {"version": MOCK_VERSION},
     "/truth": lambda server: {  # of every request that has ended, stamped by perf_counter_ns()
         "clock": "CLOCK_MONOTONIC", "unit": "ns", "cpu_s": time.process_time(),
         "slips": server.slips, "requests": list(server.truths)},
     "/truth/reset": MockServer.forget,
+    "/truth/events": lambda server: server.forget(TRUE_EVENTS_MAX),
 }
 
 
@@ -4779,12 +7925,951 @@ def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callabl
         server.selector.close()
 
 
+# ---- 11b. Old numbers, differences, shards -----------------------------------------------------
+# The run under other tools' definitions; two runs of one plan compared; the self-test; the shards
+# of one plan sent by several machines, and joined.
+
+
+def settle_tools(args: Any, pasted: bool) -> None:
+    """Fill in what follows from the flags of this section; UserError where they make no sense."""
+    args.saves, args.lists = args.save_result is not None, args.save_detailed or not pasted
+    if args.save_result == DEFAULT_PROFILE:  # no FILE given
+        args.save_result = None
+    asked = [name for name in ("merge", "diff", "selftest") if getattr(args, name)]
+    target = args.url or args.base_url or args.serve or args.mock is not None
+    if len(asked) > 1 or (asked and target):
+        raise UserError(f"--{asked[0]} goes alone: no URL, no --mock, no other such flag")
+    if (args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]):
+        raise UserError(f"--compat and --save-result do not go with --{asked[0]}")
+    if args.shard:
+        if args.saves or args.compat or args.gate:
+            raise UserError("--save-result, --compat and --gate would judge one shard's share; "
+                            "give them to --merge")
+        if args.duration and args.ramp is None:
+            raise UserError("--shard with --duration needs --ramp S, so that every shard measures "
+                            "the same window")
+        if args.out:
+            args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
+
+
+# -- other tools' definitions
+
+PEER_SHARES = (0.5, 0.9, 0.95, 0.99)
+
+
+def moments(values: Sequence[float]) -> Dict[str, Any]:
+    """{mean, std, p50 ... p99} as numpy has them, in the values' unit; None of nothing."""
+    ordered = sorted(values)
+    mean = math.fsum(ordered) / len(ordered) if ordered else None
+    spread = None if mean is None else math.sqrt(
+        math.fsum((v - mean) ** 2 for v in ordered) / len(ordered))
+    return {"mean": mean, "std": spread, **{f"p{100 * share:g}": percentile(ordered, share)
+                                            for share in PEER_SHARES}}
+
+
+def peer_start_ns(record: Record) -> int:
+    """Where other tools' clocks start: just before the request, connecting included [ns]."""
+    return (record.sent_ns or record.due_ns) - round((record.connect_s or 0.0) / NS)
+
+
+def chunk_ns(record: Record) -> List[int]:
+    """The times that vllm bench serve counts: every chunk with choices, a role or an end too.
+
+    Chunks without output between two with some are not known here; servers send few.
+    """
+    stamps = list(record.event_ns)
+    if record.opened_ns is not None:
+        stamps.insert(0, record.opened_ns)
+    if record.closed_ns is not None and stamps and record.closed_ns >= stamps[-1]:
+        stamps.append(record.closed_ns)
+    return stamps
+
+
+def peer_view(outcome: Outcome, slo: Slo, stamps_of: Callable[[Record], List[int]],
+              one_token_passes: bool) -> Dict[str, Any]:
+    """A run by the definitions that other tools share, over successes; SI units.
+
+    TTFT, E2E: first, last of the stamps - start; TPOT: (E2E - TTFT) / (n_out - 1); ITL: gaps of
+    the stamps, pooled; goodput: successes within every SLO / duration. Source: vLLM
+    benchmarks/serve.py calculate_metrics; AIPerf docs/metrics-reference.md.
+    """
+    records = sorted((r for r in outcome.records if r.measured), key=lambda r: (r.due_ns, r.id))
+    ttft, tpot, itl, e2e, good = [], [], [], [], 0
+    ok = [(r, stamps) for r, stamps in ((r, stamps_of(r)) for r in records if r.ok) if stamps]
+    for r, stamps in ok:
+        start_ns, n = peer_start_ns(r), r.n_out or 0
+        ttft.append((stamps[0] - start_ns) * NS)
+        e2e.append((stamps[-1] - start_ns) * NS)
+        itl += [(b - a) * NS for a, b in zip(stamps, stamps[1:])]
+        each = (e2e[-1] - ttft[-1]) / (n - 1) if n > 1 else None
+        if each is not None:
+            tpot.append(each)
+        good += ((slo.ttft_s is None or ttft[-1] <= slo.ttft_s)
+                 and (slo.e2e_s is None or e2e[-1] <= slo.e2e_s)
+                 and (slo.tpot_s is None or (one_token_passes if each is None
+                                             else each <= slo.tpot_s)))
+    if one_token_passes:  # vLLM: from before the first gap to the end of the last request
+        begin = outcome.start_ns + round(outcome.plan.window_s[0] / NS)
+        end = max((r.end_ns or r.due_ns for r in records), default=begin)
+    else:  # AIPerf: from the first request to the last response
+        begin = min((peer_start_ns(r) for r, _ in ok), default=0)
+        end = max((stamps[-1] for _, stamps in ok), default=0)
+    duration_s = (end - begin) * NS
+    read, made = (sum(n or 0 for n in column) for column in (
+        [r.n_in for r, _ in ok], [r.n_out for r, _ in ok]))
+    each_s = (lambda n: n / duration_s) if duration_s > 0 else (lambda n: None)
+    return {"duration_s": duration_s, "completed": len(ok), "failed": len(records) - len(ok),
+            "input_tokens": read, "output_tokens": made, "request_rps": each_s(len(ok)),
+            "output_tok_s": each_s(made), "total_tok_s": each_s(read + made),
+            "goodput_rps": each_s(good) if slo.any else None, "ttft_s": moments(ttft),
+            "tpot_s": moments(tpot), "itl_s": moments(itl), "e2e_s": moments(e2e)}
+
+
+def vllm_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
+    """A run by vllm bench serve's definitions."""
+    return peer_view(outcome, slo, chunk_ns, True)
+
+
+def aiperf_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
+    """A run by AIPerf's definitions; its "ITL" is tpot_s, its "inter chunk latency" itl_s."""
+    return peer_view(outcome, slo, lambda r: list(r.event_ns), False)
+
+
+COMPAT_ROWS = (
+    *((f"{name} {share}", key, share) for name, key in (
+        ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
+      for share in ("mean", "p50", "p99")),
+    ("req/s", "request_rps", ""), ("out tok/s", "output_tok_s", ""),
+    ("goodput req/s", "goodput_rps", ""))
+COMPAT_WHY = (
+    "ours: from due, a failure counting as infinitely late; theirs: from the send, over successes,",
+    "so waits for a late client or a --concurrency slot, and all failures, are not in them",
+    "TTFT: vLLM's ends with the first chunk, a role without text too; the others' with output",
+    "TPOT: (E2E - TTFT) / (n_out - 1) for all; vLLM's E2E ends with the last chunk, text or not",
+    "ITL: vLLM's are the gaps between all chunks; AIPerf calls TPOT ITL, and these gaps ICL",
+    "req/s: ours over first due to last end; vLLM's from before the first gap; AIPerf's over first",
+    "send to last output. AIPerf counts tokens by a tokenizer of its own, which is not done here",
+    "goodput: ours a share of all that was offered; theirs good requests / duration; one token has",
+    "no TPOT, which passes a limit in ours and vLLM's, and fails in AIPerf's")
+
+
+def compat_lines(run: Mapping[str, Any]) -> List[str]:
+    """The table of --compat: a run under three definitions; COMPAT_WHY says why they differ."""
+    if "compat" not in run:
+        return []
+    views = ({**run, "request_rps": run["achieved_rps"]}, run["compat"]["vllm"],
+             run["compat"]["aiperf"])
+    lines = [f"  COMPAT         {'ours':>10} {'vLLM':>10} {'AIPerf':>10}   latencies in ms"]
+    for name, key, share in COMPAT_ROWS:
+        cells = [in_ms(view[key][share]) if share else optional(view[key], "{:.2f}")
+                 for view in views]
+        lines.append(f"  {name:<14} " + " ".join(f"{cell:>10}" for cell in cells))
+    return lines
+
+
+def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, Any], lists: bool
+                ) -> Dict[str, Any]:
+    """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
+
+    tokenizer_id is null, since none was used; where nothing succeeded, latencies are null (vLLM
+    writes 0); generated_texts are empty, since texts are not kept. With `lists`, as with
+    --save-detailed, an entry a request, failed ones as vLLM has them. Source: vLLM 0.32
+    benchmarks/serve.py.
+    """
+    load = outcome.plan.load
+    records = sorted((r for r in outcome.records if r.measured), key=lambda r: (r.due_ns, r.id))
+    ok, backend = [r for r in records if r.ok], "openai-chat" if target["chat"] else "openai"
+    busiest = busiest_second(ok)
+    result: Dict[str, Any] = {
+        "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": backend, "backend": backend,
+        "label": None, "model_id": target["model"], "tokenizer_id": None,
+        "num_prompts": len(records),
+        "request_rate": "inf" if load.rate_rps is None else load.rate_rps,
+        "burstiness": load.burstiness, "max_concurrency": load.concurrency,
+        "duration": view["duration_s"], "completed": view["completed"], "failed": view["failed"],
+        "total_input_tokens": view["input_tokens"], "total_output_tokens": view["output_tokens"],
+        "request_throughput": view["request_rps"], "request_goodput": view["goodput_rps"],
+        "output_throughput": view["output_tok_s"], "total_token_throughput": view["total_tok_s"],
+        "max_output_tokens_per_s": busiest[0], "max_concurrent_requests": busiest[1], "rtfx": 0.0}
+    if lists:
+        stamps = [chunk_ns(r) if r.ok else [] for r in records]
+        starts = [peer_start_ns(r) for r in records]
+        result.update(
+            input_lens=[r.n_in or r.n_in_planned for r in records],
+            output_lens=[r.n_out or 0 if r.ok else 0 for r in records],
+            ttfts=[(s[0] - at) * NS if s else 0.0 for s, at in zip(stamps, starts)],
+            itls=[[(b - a) * NS for a, b in zip(s, s[1:])] for s in stamps],
+            latencies=[(s[-1] - at) * NS if s else 0.0 for s, at in zip(stamps, starts)],
+            start_times=[at * NS for at in starts],
+            queue_times=[(r.ready_ns - r.due_ns) * NS for r in records],
+            generated_texts=[""] * len(records),
+            errors=["" if r.ok else f"{r.cls}: {r.error}" for r in records])
+    spreads = [("ttft", view["ttft_s"]), ("tpot", view["tpot_s"]), ("itl", view["itl_s"]),
+               ("e2el", view["e2e_s"])]
+    if load.concurrency is not None:
+        spreads.append(("client_queue_time", moments([(r.ready_ns - r.due_ns) * NS for r in ok])))
+    for name, spread in spreads:
+        for key, value in {**spread, "median": spread["p50"]}.items():
+            result[f"{key}_{name}_ms"] = None if value is None else value / MS
+    return result
+
+
+def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
+    """(most chunks, most requests) in one second of the run, seconds counted from its first send.
+
+    Each on its own, as vLLM has them; a request counts in each second that it touches.
+    """
+    first_ns = min(map(peer_start_ns, ok), default=0)
+    tokens, active = collections.Counter[int](), collections.Counter[int]()
+    for r in ok:
+        seconds = [int((t - first_ns) * NS) for t in (peer_start_ns(r), *chunk_ns(r))]
+        tokens.update(seconds[1:])
+        active.update(range(seconds[0], seconds[-1] + 1))
+    return float(max(tokens.values(), default=0)), max(active.values(), default=0)
+
+
+def result_path(args: Any, run: Mapping[str, Any], alone: bool) -> str:
+    """Where a run's --save-result goes: the name given, -RATE before its end for a sweep."""
+    name = args.save_result or args.result_filename
+    if not name:
+        cap = f"-concurrency{run['concurrency']}" if run["concurrency"] else ""
+        rate = "inf" if run["rate_rps"] is None else f"{run['rate_rps']:g}"
+        name = f"loadgen-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    elif not alone:
+        stem, end = os.path.splitext(name)
+        name = f"{stem}-{run['label']}{end}"
+    return os.path.join(args.result_dir or "", name)
+
+
+def after_run(args: Any, summary: Mapping[str, Any], outcome: Outcome, asked_ns: int = 0) -> str:
+    """What is added to the last run of a summary; why a result could not be saved, or ''."""
+    run = summary["runs"][-1]
+    run["start_unix_s"] = round((outcome.start_ns + Clocks().offset_ns) * NS, 6)
+    late_s = (outcome.start_ns - asked_ns) * NS if asked_ns else 0.0
+    if late_s > MS:
+        run["warnings"].append(f"it began {late_s:.3f} s after --start-at: not ready before")
+    reasons = [] if summary.get("simulated") else beyond_selftest(
+        run, outcome, known_selftest(outcome))
+    if reasons:
+        run["verdict"] = "CLIENT-LIMITED"
+        run["reasons"] = [*reasons, *run["reasons"]]
+    return peers_of(args, summary, outcome)
+
+
+def peers_of(args: Any, summary: Mapping[str, Any], outcome: Outcome) -> str:
+    """--compat and --save-result for the last run; why it could not be saved, or ''."""
+    run, slo = summary["runs"][-1], slo_from(summary["slo"])
+    if args.compat:
+        run["compat"] = {"vllm": vllm_view(outcome, slo), "aiperf": aiperf_view(outcome, slo)}
+    if not args.saves:
+        return ""
+    view = vllm_view(outcome, slo)
+    path = result_path(args, run, len(summary["plan"]["rates"]) == 1)
+    try:
+        if args.result_dir:
+            os.makedirs(args.result_dir, exist_ok=True)
+    except OSError as error:
+        return f"{args.result_dir} could not be made: {error.strerror}"
+    return save(os.path.dirname(path) or ".", os.path.basename(path),
+                vllm_result(view, outcome, summary["target"], args.lists), None)
+
+
+# -- runs kept on disk
+
+
+class Saved(NamedTuple):
+    """A run as --out kept it."""
+
+    path: str
+    plan: Dict[str, Any]
+    summary: Dict[str, Any]  # {} where the run did not live to write it
+    records: List[Record]  # of requests.jsonl
+
+
+def load_run(path: str) -> Saved:
+    """Read the folder of a run; a torn last line of requests.jsonl is left out. UserError."""
+    plan = read_json(os.path.join(path, "plan.json"))
+    at = os.path.join(path, "summary.json")
+    summary = read_json(at) if os.path.exists(at) else {}
+    records: List[Record] = []
+    at = os.path.join(path, "requests.jsonl")
+    try:
+        with open(at, encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    break  # torn: its process was killed while it wrote
+                records.append(record_of(json.loads(line)))
+    except OSError as error:
+        raise UserError(f"{at}: {error.strerror}") from None
+    except MISSHAPEN:
+        raise UserError(f"{at} line {len(records) + 1}: not a line that this loadgen writes"
+                        ) from None
+    return Saved(path, plan, summary, records)
+
+
+ROW_TIMES = ("due", "sent", "first", "last", "ready", "answer", "opened", "closed", "end")
+ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", "status",
+            "finish_reason", "coalesced", "connect_s", "reused", "resent")
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """The record that a line of requests.jsonl was written from, the run's start being 0 ns.
+
+    Event times are to a microsecond a gap. Raises LookupError, TypeError or ValueError on what no
+    such line holds.
+    """
+    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
+    record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
+    for name in ROW_TIMES:
+        at_s = row[f"{name}_s"]
+        setattr(record, f"{name}_ns", None if at_s is None else round(at_s / NS))
+    for name in ("n_in", *ROW_SAME):
+        setattr(record, name, row[name])
+    record.cls, record.error = row["class"], row["error"] or ""
+    if record.first_ns is not None:
+        record.event_ns = array.array("q", itertools.accumulate(
+            (us * 1000 for us in row["gaps_us"]), initial=record.first_ns))
+    return record
+
+
+def plan_of(saved: Mapping[str, Any], run: int) -> Plan:
+    """The plan of one run as plan.json keeps it."""
+    def fixed(text: str) -> Lengths:  # known by name; the lengths drawn are in the requests
+        return Lengths(text, math.nan, lambda q: math.nan)
+
+    load = Load(saved["rates"][run], saved["concurrency"],
+                math.inf if saved["burstiness"] is None else saved["burstiness"],
+                saved["num_requests"], saved["duration_s"], None)
+    work = Work(fixed(saved["lengths"]["input"]), fixed(saved["lengths"]["output"]),
+                saved["shared_prefix_len"], saved["prefix_groups"])
+    rows = saved["runs"][run]
+    requests = tuple(Planned(i, *each) for i, each in enumerate(zip(
+        saved["arrivals"][run], rows["n_in"], rows["n_out"], rows["group"])))
+    opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
+    return Plan(load, work, saved["seed"], requests, (opened, closed), rows["hash"])
+
+
+PLAN_KEYS = ("seed", "rates", "lengths", "arrival_process", "burstiness", "concurrency",
+             "num_requests", "duration_s", "shared_prefix_len", "prefix_groups")
+
+
+def same_plan(a: Saved, b: Saved) -> None:
+    """UserError naming the difference where two runs are not of the same plan."""
+    if a.plan.get("hash") == b.plan.get("hash"):
+        return
+    found = [f"{key} {json.dumps(a.plan.get(key))} against {json.dumps(b.plan.get(key))}"
+             for key in PLAN_KEYS if a.plan.get(key) != b.plan.get(key)]
+    raise UserError(f"{a.path} and {b.path} are not of the same plan: "
+                    + ("; ".join(found) or "the ramp, or what a file of lengths holds"))
+
+
+# -- shards
+
+GRID_S, SETTLE_S, PREPARE_S = 10, 30.0, 1.0
+
+
+def next_start_ns(start_ns: int, plan: Plan, ended_ns: int) -> int:
+    """When the shards of a sweep begin their next run [ns]: a time that all come to by themselves.
+
+    SETTLE_S after the plan's last arrival, so that shards whose answers end at different times
+    agree; later, by whole GRID_S from the start, where this shard took longer than that.
+    """
+    last_s = plan.window_s[1] if plan.load.num_requests is None else max(
+        (p.due_s for p in plan.requests), default=0.0)
+    wait_s = max(last_s + SETTLE_S, (ended_ns - start_ns) * NS + PREPARE_S)
+    return start_ns + math.ceil(wait_s / GRID_S) * round(GRID_S / NS)
+
+
+def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], number: int
+            ) -> Running:
+    """Wait until shortly before a run is to start; the run's settings with its start in them."""
+    if start_at_s is None:
+        return r
+    now_ns = time.perf_counter_ns()
+    start_ns = (next_start_ns(r.start_ns, plans[number - 1], now_ns) if number
+                else now_ns + round((start_at_s - time.time()) / NS))
+    r = r._replace(start_ns=start_ns)
+    r._replace(start_ns=start_ns - round(PREPARE_S / NS)).begin()
+    return r
+
+
+def shard_folders(paths: Sequence[str]) -> List[str]:
+    """The folders that --merge means: those named, or the shard-* in one that is named."""
+    import glob
+    found = []
+    for path in paths:
+        plans = glob.glob(os.path.join(glob.escape(path), "shard-*", "plan.json"))
+        found += sorted(map(os.path.dirname, plans)) or [path]
+    return found
+
+
+def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
+    """({shard: its run}, how many there were); UserError unless they are of one plan, each once."""
+    parts: Dict[int, Saved] = {}
+    of = 0
+    for part in map(load_run, shard_folders(paths)):
+        try:
+            place, count = part.plan["shard"]
+        except (TypeError, KeyError, ValueError):
+            raise UserError(f"{part.path} is not of a run with --shard; --merge joins the shards "
+                            "of one run") from None
+        if parts:
+            same_plan(next(iter(parts.values())), part)
+        if place in parts:
+            raise UserError(f"{parts[place].path} and {part.path} are both shard {place}")
+        if of not in (0, count):
+            raise UserError(f"{part.path} is one of {count} shards, the others of {of}")
+        parts[place], of = part, count
+    return parts, of
+
+
+def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHealth:
+    """A shard's health from its summary and its records."""
+    health = ClientHealth()
+    health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
+                        if r.sent_ns is not None)
+    health.cpu_s = client["cpu_s"]
+    health.wall_s = health.cpu_s / client["cpu_share"] if client["cpu_share"] else 0.0
+    health.events, health.opened = client["events"], client["connections_opened"]
+    health.coalesced = round((client["coalesced_share"] or 0) * health.events)
+    health.reused, health.resent = client["reused"], client["resent"]
+    health.kernel_stamps, health.interrupted = client["kernel_stamps"], client["interrupted"]
+    health.clock_jump_ns = round(client["clock_jump_s"] / NS)
+    health.peak_rss_bytes = client["peak_rss_bytes"]
+    return health
+
+
+def told_of(part: Optional[Saved], run: int) -> Optional[Mapping[str, Any]]:
+    """What a shard's own summary says of a run; None where it says nothing."""
+    runs = part.summary.get("runs", []) if part else []
+    return runs[run] if run < len(runs) else None
+
+
+def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
+    """(one run's shards as one outcome, what is wrong with any of them).
+
+    The requests of a shard that is missing or died count as cancelled: misses, not forgotten.
+    """
+    plan = max((plan_of(part.plan, run) for part in parts.values()),
+               key=lambda plan: len(plan.requests))
+    outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
+    for shard in range(of):
+        part, told = parts.get(shard), told_of(parts.get(shard), run)
+        mine = [r for r in part.records if r.run == run] if part else []
+        seen = {r.id for r in mine}
+        lost = [p for p in plan.requests[shard::of]
+                if p.id not in seen and plan.measured(p.due_s)]
+        if told:
+            outcome.health.append(health_of(told["client"], mine))
+            if told["verdict"] == "CLIENT-LIMITED":
+                wrong += [f"shard {shard}: {reason}" for reason in told["reasons"][:-1]
+                          or told["reasons"]]
+        if lost or not told:
+            why = ("is missing" if not part else "was interrupted" if told else
+                   "did not end its run")
+            wrong.append(f"shard {shard} of {of} {why}: {len(lost)} of its requests are counted as "
+                         "cancelled, misses")
+            for p in lost:
+                record = Record(p, run, round(p.due_s / NS), True)
+                record.cls, record.error = "cancelled", f"shard {shard} {why}"
+                record.end_ns = record.due_ns  # when it ended is not known: never in flight
+                mine.append(record)
+        outcome.records.extend(mine)
+    return outcome, wrong
+
+
+def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
+                   ) -> Tuple[Outcome, Dict[str, Any]]:
+    """(outcome, summary) of one run over its shards, percentiles from their raw records."""
+    outcome, wrong = joined_outcome(parts, of, run)
+    told = [one for one in (told_of(part, run) for part in parts.values()) if one]
+    first = next((part.summary for part in parts.values() if part.summary), {})
+    if told:
+        outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
+    found = summarise(outcome, slo, first.get("target", {}).get("token_ids", False),
+                      first.get("plan", {}).get("unique_prompts", True))
+    client = found["client"]
+    client["workers"] = sum(one["client"]["workers"] for one in told)
+    client["loop_busy_s"] = {key: max((one["client"]["loop_busy_s"][key] or 0 for one in told),
+                                      default=None) for key in ("p50", "p99", "max")}
+    if wrong:
+        found["verdict"], found["reasons"] = "CLIENT-LIMITED", wrong
+    starts = [one["start_unix_s"] for one in told]
+    found["start_skew_s"] = max(starts) - min(starts) if starts else None
+    return outcome, found
+
+
+def merge(args: Any) -> Dict[str, Any]:
+    """--merge: one summary of the shards of one run; with --out the joined files too."""
+    parts, of = load_shards(args.merge)
+    summaries = [part.summary for part in parts.values() if part.summary]
+    if not summaries:
+        raise UserError("no shard has a summary.json: none of them ended a run")
+    base, plan = summaries[0], next(iter(parts.values())).plan
+    try:
+        slo = slo_from({**base["slo"], **asked_slo(args)})
+        summary: Dict[str, Any] = {
+            "plan": {**base["plan"], "shard": None}, "target": base["target"],
+            "slo": slo_statement(slo), "environment": base["environment"],
+            "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
+            "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
+                                            for key in ("requests", "failed")}},
+            "shards": {"of": of, "joined": sorted(parts),
+                       "missing": [shard for shard in range(of) if shard not in parts]},
+            "runs": []}
+        folder = open_folder(args.out)
+        journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
+        unsaved = save(folder, "plan.json", {**plan, "shard": None})
+        for run in range(max(len(one["runs"]) for one in summaries)):
+            outcome, found = joined_summary(parts, of, run, slo)
+            summary["runs"].append(found)
+            summary["findings"], summary["advice"] = findings(summary), advice(summary)
+            conclude(summary, args)
+            unsaved = peers_of(args, summary, outcome) or unsaved
+            for record in sorted(outcome.records, key=lambda r: (r.due_ns, r.id)):
+                journal.add(record, 0)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise UserError(f"--merge: a plan.json or summary.json is not one that this loadgen "
+                        f"writes: {printable(repr(error), 80)}") from None
+    summary["unsaved"] = (save(folder, "summary.json", summary) or journal.failed
+                          or save(folder, "report.html", page(summary)) or unsaved)
+    return summary
+
+
+def asked_slo(args: Any) -> Dict[str, Any]:
+    """The limits that the command line gives, over those that a run was judged by."""
+    for name, limit in args.goodput or ():
+        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
+                limit / MS)
+    given = {f"{name}_s": getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")}
+    found = {key: value * MS for key, value in given.items() if value}
+    return {**found, "attainment": args.slo_attainment} if found or args.gate else found
+
+
+def shard_lines(summary: Mapping[str, Any]) -> List[str]:
+    """Which shard of how many this is, or how they were joined, for the setup statement."""
+    own, shards = summary["plan"].get("shard"), summary.get("shards")
+    if own:
+        return [f"       shard {own[0]} of {own[1]}: every figure is of its share of the plan; "
+                "--merge joins them"]
+    if not shards:
+        return []
+    skews = [run["start_skew_s"] for run in summary["runs"] if run["start_skew_s"] is not None]
+    gone = ", ".join(map(str, shards["missing"]))
+    return [f"SHARDS {len(shards['joined'])} of {shards['of']} joined"
+            + (f"; MISSING: {gone}" if gone else "")
+            + f"; by their own clocks they started within {in_ms(max(skews, default=None))} ms"]
+
+
+# -- two runs of one plan
+
+RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 12
+SLICES = 60  # of the time that both runs lasted, for token rates
+Edges = Tuple[Optional[float], Optional[float]]  # of a 95% interval; None: cannot be told
+Side = List[Tuple[float, int]]  # values with the block of requests that each belongs to
+DIFF_LATENCIES: Tuple[Tuple[str, str, Callable[[Record], Optional[float]]], ...] = (
+    ("TTFT", "ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
+    ("TPOT", "tpot_s", lambda r: r.tpot_s),
+    ("E2E", "e2e_s", lambda r: r.since(r.last_ns, r.due_ns)))
+
+
+def less(b: float, a: float) -> float:
+    """b - a, where two infinities are alike."""
+    return 0.0 if a == b else b - a
+
+
+def side_of(records: Sequence[Record], block: int, value: Callable[[Record], Optional[float]]
+            ) -> Side:
+    """A latency of each request with its block, ascending; failures infinitely late."""
+    found = [(v, i // block) for i, v in ((i, value(r)) for i, r in enumerate(records))
+             if v is not None]
+    found += [(math.inf, i // block) for i, r in enumerate(records)
+              if not r.ok or r.first_ns is None]
+    return sorted(found)
+
+
+def gaps_side(records: Sequence[Record], block: int) -> Side:
+    """The gaps between output events of successes with their block, ascending [s]."""
+    return sorted((us * US, i // block) for i, r in enumerate(records) if r.ok
+                  for us in r.gaps_us)
+
+
+def weighted(side: Side, weights: Sequence[int], share: float) -> float:
+    """A percentile of a side whose blocks count so often (nearest rank)."""
+    reached = list(itertools.accumulate(weights[block] for _, block in side))
+    return side[bisect.bisect_left(reached, max(1, math.ceil(share * reached[-1])))][0]
+
+
+def resamples(blocks: int, values: int, seed: int) -> List[List[int]]:
+    """How often each block is drawn, for each of many draws with replacement."""
+    rng = stream(seed, "bootstrap")
+    draws = []
+    for _ in range(max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, values)))):
+        weights = [0] * blocks
+        for block in rng.choices(range(blocks), k=blocks):
+            weights[block] += 1
+        draws.append(weights)
+    return draws
+
+
+def bounds(differences: List[float], blocks: int) -> Edges:
+    """95% interval from a bootstrap's differences, widened as Student's t is for few blocks."""
+    ordered = sorted(differences)
+    middle, low, high = (percentile(ordered, share) or 0.0 for share in (0.5, 0.025, 0.975))
+    wider = 1 + 1.7 / blocks  # about t(blocks - 1) / 1.96 * sqrt(blocks / (blocks - 1))
+    if not math.isinf(middle):
+        low, high = middle + (low - middle) * wider, middle + (high - middle) * wider
+    return low, high
+
+
+def diff_row(name: str, key: str, values: Edges, edges: Edges) -> Dict[str, Any]:
+    """One metric of a comparison, with the answer that its interval allows."""
+    (a, b), (low, high) = values, edges
+    answer = ("not enough requests to tell" if low is None or high is None
+              else "B higher" if low > 0 else "B lower" if high < 0 else "no difference shown")
+    return {"name": name, "metric": key, "a": a, "b": b, "low": low, "high": high,
+            "difference": None if a is None or b is None else less(b, a), "answer": answer}
+
+
+def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, enough: bool
+                   ) -> List[Dict[str, Any]]:
+    """p50 and p99 of one latency in both runs; the same draws of blocks for both, so paired."""
+    rows = []
+    draws = resamples(blocks, len(sides[0]) + len(sides[1]), 1) if all(sides) else []
+    for share in (0.5, 0.99):
+        a, b = (percentile([v for v, _ in side], share) for side in sides)
+        edges: Edges = (None, None)
+        if draws and blocks >= BLOCKS_FEWEST and (enough or share == 0.5):
+            found = [[weighted(side, weights, share) if any(weights) else 0.0 for side in sides]
+                     for weights in draws]
+            edges = bounds([less(y, x) for x, y in found], blocks)
+        rows.append(diff_row(f"{name} p{share * 100:g}", f"{key} p{share * 100:g}", (a, b), edges))
+    return rows
+
+
+def mean_difference(pairs: Sequence[Tuple[float, float]]) -> Edges:
+    """95% interval of the mean of b - a over pairs in order of time, autocorrelation included."""
+    steps = [b - a for a, b in pairs]
+    n = len(steps)
+    worth = n / autocorrelation_factor(steps) if n else 0.0
+    if worth < BLOCKS_FEWEST:
+        return None, None
+    mean = math.fsum(steps) / n
+    sd = math.sqrt(math.fsum((s - mean) ** 2 for s in steps) / (n - 1))
+    half = (Z95 + 2.4 / worth) * sd / math.sqrt(worth)  # Student's t to a hundredth
+    return mean - half, mean + half
+
+
+def token_slices(records: Sequence[Record], span_ns: int) -> List[float]:
+    """Output tokens a second in each of SLICES equal parts of the first span_ns of a run."""
+    rates, each_s = [0.0] * SLICES, span_ns * NS / SLICES
+    for r in records:
+        worth = (r.n_out or 0) / len(r.event_ns) / each_s if r.event_ns else 0.0
+        for at in r.event_ns:
+            if 0 <= at < span_ns:
+                rates[at * SLICES // span_ns] += worth
+    return rates
+
+
+def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Optional[float]
+            ) -> Dict[str, Any]:
+    """Two runs of one plan, metric by metric, with 95% intervals of the difference.
+
+    Requests are paired by id. Percentiles: bootstrap over blocks of successive requests, three
+    times as long as what they remember, the same blocks drawn for both. Source: Kuensch, "The
+    jackknife and the bootstrap for general stationary observations" (1989). Shares and rates: the
+    mean of paired differences. An interval holds what moves within one run, not from run to run.
+    """
+    first, second = ({r.id: r for r in records if r.measured} for records in (a, b))
+    ids = sorted(first.keys() & second.keys(), key=lambda i: (first[i].due_ns, i))
+    left, right = [first[i] for i in ids], [second[i] for i in ids]
+    n = len(ids)
+    factor = max((autocorrelation_factor([DIFF_LATENCIES[0][2](r) or math.inf for r in side])
+                  for side in (left, right)), default=1.0)
+    block = max(1, math.ceil(n ** (1 / 3)), math.ceil(3 * factor))
+    blocks = -(-n // block) if n else 0
+    rows: List[Dict[str, Any]] = []
+    for name, key, value in DIFF_LATENCIES:
+        sides = side_of(left, block, value), side_of(right, block, value)
+        rows += compare_spread(name, key, sides, blocks, n / factor >= 368)
+    rows += compare_spread("ITL", "itl_s", (gaps_side(left, block), gaps_side(right, block)),
+                           blocks, n / factor >= 50)
+    if slo.any and n:
+        met = [(float(slo.met(x)), float(slo.met(y))) for x, y in zip(left, right)]
+        shares = sum(x for x, _ in met) / n, sum(y for _, y in met) / n
+        # one pair more each way: a share of 100% in both is no proof. Agresti and Min (2005)
+        low, high = mean_difference([*met, (0.0, 1.0), (1.0, 0.0)])
+        for name, key, scale in (("attainment", "attainment", 1.0),
+                                 ("goodput", "goodput_rps", rate_rps)):
+            if scale is not None:
+                rows.append(diff_row(name, key, (scale * shares[0], scale * shares[1]),
+                                     (None, None) if low is None or high is None
+                                     else (scale * low, scale * high)))
+    ends = [max((r.end_ns or 0 for r in side), default=0) for side in (left, right)]
+    if min(ends) > 0:
+        slices = [token_slices(side, min(ends)) for side in (a, b)]
+        means = [sum(part) / SLICES for part in slices]
+        rows.append(diff_row("out tok/s", "output_tok_s", (means[0], means[1]),
+                             mean_difference(list(zip(*slices)))))
+    return {"paired": n, "block": block, "n_effective": n / factor if n else 0.0, "metrics": rows}
+
+
+def diff_command(args: Any) -> int:
+    """--diff A B: print how two runs of one plan differ, and whether that is shown. Exit code 0."""
+    a, b = map(load_run, args.diff)
+    same_plan(a, b)
+    try:
+        slo = Slo(**{**a.summary["slo"], **asked_slo(args)})
+        report: Dict[str, Any] = {
+            "plan": a.plan["hash"], "slo": slo._asdict(),
+            **{name: {"path": one.path, "model": one.summary["target"]["model"],
+                      "url": one.summary["target"]["url"],
+                      "started": one.summary["environment"]["started"]}
+               for name, one in (("a", a), ("b", b))}, "runs": []}
+        for run, (one, other) in enumerate(zip(a.summary["runs"], b.summary["runs"])):
+            sides = [[r for r in side.records if r.run == run] for side in (a, b)]
+            report["runs"].append({
+                "label": one["label"], "verdicts": [one["verdict"], other["verdict"]],
+                **compare(sides[0], sides[1], slo, one["offered_rate_rps"])})
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
+                        f"{printable(repr(error), 80)}") from None
+    print(json.dumps(null_infinities(report), indent=1, allow_nan=False) if args.json
+          else "\n".join(diff_lines(report)))
+    return 0
+
+
+def diff_lines(report: Mapping[str, Any]) -> List[str]:
+    """The comparison as text."""
+    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url']}, {one['started']}"
+             for name, one in (("a", report["a"]), ("b", report["b"]))]
+    for run in report["runs"]:
+        lines += ["", f"RATE {run['label']}: {run['paired']} requests paired by id; "
+                  f"A {run['verdicts'][0]}, B {run['verdicts'][1]}",
+                  f"  {'':<11} {'A':>10} {'B':>10} {'B - A':>10}  95% interval"]
+        for row in run["metrics"]:
+            scale = MS if "_s p" in row["metric"] else 1.0
+            a, b, step, low, high = ("-" if row[key] is None else figure(row[key] / scale)
+                                     for key in ("a", "b", "difference", "low", "high"))
+            edges = "-" if low == "-" else f"{low} to {high}"
+            lines.append(f"  {row['name']:<11} {a:>10} {b:>10} {step:>10}  {edges:<20} "
+                         f"{row['answer']}")
+    return [*lines, "", "latencies in ms, from due; failures count as infinitely late. Of twenty "
+            "intervals, one misses by chance",
+            "one run each: what changes from run to run (other load, a warm cache) is not in the "
+            "intervals; repeat A against A to see it"]
+
+
+# -- the self-test
+
+TEST_STEP_S, TEST_TOKENS = 0.020, 100
+TEST_STREAMS, TEST_RATES = (64, 128, 256, 512, 1024, 2048), (250, 500, 1000, 2000)
+TEST_ERROR_S = MS
+TEST_SPARE = 1.1  # how far past a proven load a run may go
+TEST_PROFILE = {"weights_s": TEST_STEP_S, "sequence_s": 0.0, "prefill_s_per_token": 0.0,
+                "max_num_seqs": 8192, "max_num_batched_tokens": 131072, "num_blocks": 131072,
+                "prefix_caching": False}
+TEST_LIMITS = (("streams", "streams open at once"), ("events_per_s", "output events/s"),
+               ("requests_per_s", "requests/s"))
+
+
+def selftest_path() -> str:
+    """Where self-tests are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "loadgen", "selftest.json")
+
+
+def selftest_key(processes: int) -> str:
+    """What a self-test holds for: processor, cores, Python, worker processes."""
+    here = environment()
+    return (f"{here['cpu'] or here['machine']}, {here['cores']} cores, Python {here['python']}, "
+            f"{processes} workers")
+
+
+def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
+    """What a self-test on a machine like this found, or nothing."""
+    try:
+        found = read_json(selftest_path()).get(selftest_key(len(outcome.health)))
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def client_load(outcome: Outcome, span_s: float) -> Dict[str, float]:
+    """What the client had to bear, means over the span: open streams, events and requests/s."""
+    records = outcome.records
+    if not span_s:
+        return dict.fromkeys(("streams", "events_per_s", "requests_per_s"), 0.0)
+    open_ns = sum(r.last_ns - r.first_ns for r in records
+                  if r.first_ns is not None and r.last_ns is not None)
+    return {"streams": open_ns * NS / span_s,
+            "events_per_s": sum(r.events for r in records) / span_s,
+            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
+
+
+def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str, Any]
+                    ) -> List[str]:
+    """Why a run is past what the self-test found right, for its verdict."""
+    load = client_load(outcome, run["span_s"])
+    return [f"{load[key]:.0f} {what}, past the {known[key]:.0f} at which --selftest found times "
+            "right on this machine: more --workers, and --selftest with as many"
+            for key, what in TEST_LIMITS
+            if isinstance(known.get(key), (int, float)) and load[key] > TEST_SPARE * known[key]]
+
+
+def stamp_errors(records: Sequence[Record], truth: Mapping[str, Sequence[int]]
+                 ) -> Tuple[List[float], List[float]]:
+    """([TTFT error], [ITL error]) [s] of a run against the engine's own times of sending.
+
+    Both clocks are one, so a first output's error is the difference of two stamps. A request that
+    failed, or whose events do not match, is wrong without bound.
+    """
+    first, gap = [], []
+    for r in records:
+        true = truth.get(f"loadgen-{r.run}-{r.id}", ())
+        if not r.ok or len(true) != len(r.event_ns):
+            first.append(math.inf)
+            continue
+        off = [(own - sent) * NS for own, sent in zip(r.event_ns, true)]
+        first.append(abs(off[0]) if off else math.inf)
+        gap += [abs(b - a) for a, b in zip(off, off[1:])]
+    return first, gap
+
+
+def trial(r: Running, rate_rps: float, number: int, n_out: int) -> Dict[str, Any]:
+    """One level of the self-test: a load, its errors, whether they are within bounds."""
+    import http.client
+    mock = http.client.HTTPConnection(r.target.host, r.target.port, timeout=60)
+
+    def ask(path: str) -> Any:
+        mock.request("GET", path)
+        return json.loads(mock.getresponse().read())
+
+    ask("/truth/events")
+    work = Work(parse_lengths("8"), parse_lengths(str(n_out)), 0, 1)
+    e2e_s = (n_out + 1) * TEST_STEP_S
+    plan = make_plan(Load(rate_rps, None, 1.0, number, None, None), work, 1, e2e_s)
+    outcome = run_plan(plan, 0, r, ONE_A_WORD, e2e_s)
+    truth = {row["id"]: row["event_ns"] for row in ask("/truth")["requests"] if "event_ns" in row}
+    mock.close()
+    first, gap = stamp_errors(outcome.records, truth)
+    client = client_summary(outcome, outcome.records)
+    steps = sorted((b - a) * NS for times in truth.values() for a, b in zip(times, times[1:]))
+    step_s = percentile(steps, 0.5) or TEST_STEP_S
+    found = {"requests_per_s": rate_rps, "streams": rate_rps * (n_out - 1) * step_s,
+             "events_per_s": rate_rps * n_out, "ttft_error_p99_s": percentile(sorted(first), 0.99),
+             "itl_error_p99_s": percentile(sorted(gap), 0.99), "step_s": step_s,
+             "cpu_share": client["cpu_share"], "reasons": client_reasons(client)}
+    found["engine_kept_up"] = step_s < 1.2 * TEST_STEP_S
+    found["right"] = not found["reasons"] and all(
+        (found[key] or 0.0) <= TEST_ERROR_S for key in ("ttft_error_p99_s", "itl_error_p99_s"))
+    return found
+
+
+def ladder(levels: Iterable[Tuple[float, int, int]], attempt: Callable[[float, int, int], Any],
+           say: Callable[[Any], None]) -> Tuple[List[Any], str]:
+    """Levels from the lightest up until one is wrong twice; ([those right], why it ended)."""
+    right: List[Any] = []
+    for level in levels:
+        found = attempt(*level)
+        say(found)
+        if not found["right"] and found["engine_kept_up"]:
+            found = attempt(*level)
+            say(found)
+        if not found["engine_kept_up"]:
+            return right, "the test's own engine could not send faster: the client may bear more"
+        if not found["right"]:
+            return right, "the client's times were off beyond that"
+        right.append(found)
+    return right, "the test goes no further"
+
+
+def selftest_command(args: Any) -> int:
+    """--selftest: the client against the engine's own times, at rising load; 1 where none is right.
+
+    Streams: TEST_TOKENS tokens each, one every TEST_STEP_S. Requests: of two tokens.
+    """
+    import tempfile
+    import types
+
+    def say(found: Any) -> None:
+        why = ("right" if found["right"] else "engine too slow" if not found["engine_kept_up"]
+               else "; ".join(found["reasons"]) or "WRONG")
+        if not args.json:
+            print(f"{found['streams']:>8.0f} {found['requests_per_s']:>11.0f} "
+                  f"{found['events_per_s']:>9.0f} {in_error(found['ttft_error_p99_s']):>9} "
+                  f"{in_error(found['itl_error_p99_s']):>8} "
+                  f"{optional(found['cpu_share'], '{:.0%}'):>5}  {why}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "profile.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(TEST_PROFILE, file)
+        mock = MockProcess(types.SimpleNamespace(mock=path, faults=None))
+        try:
+            own = parse_args([mock.url, "--rate", "1", "--workers", str(args.workers)])
+            target = target_of(own, mock.url)._replace(model=MODEL, headers=())
+            r = Running(target, wiring_of(own, target), args.workers, Journal(None), Interrupt(),
+                        1, True)
+            raise_descriptors(2 * TEST_STREAMS[-1])
+            if not args.json:
+                print(" streams  requests/s  events/s  TTFT err  ITL err   CPU   (p99, ms)")
+            e2e_s = TEST_TOKENS * TEST_STEP_S
+            attempt = functools.partial(trial, r)
+            wide, why_wide = ladder([(n / e2e_s, round(1.5 * n), TEST_TOKENS)
+                                     for n in TEST_STREAMS], attempt, say)
+            quick, why_quick = ladder([(n, 2 * n, 2) for n in TEST_RATES], attempt, say)
+        finally:
+            mock.stop()
+    if r.stop():
+        return 130
+    return selftest_verdict(args, wide, quick, (why_wide, why_quick))
+
+
+def in_error(value: Optional[float]) -> str:
+    """An error in ms, to a thousandth."""
+    return "-" if value is None else f"{value / MS:.3f}"
+
+
+def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: Tuple[str, str]
+                     ) -> int:
+    """Print and keep what the self-test found; its exit code."""
+    if not wide or not quick:
+        print("loadgen: --selftest: this machine measures nothing right to 1 ms, not even the "
+              "lightest load; try again when it is quiet", file=sys.stderr)
+        return 1
+    found = {"streams": wide[-1]["streams"],
+             "events_per_s": max(one["events_per_s"] for one in (*wide, *quick)),
+             "requests_per_s": max(one["requests_per_s"] for one in (*wide, *quick)),
+             "streams_ended": why[0], "requests_ended": why[1],
+             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    path, key = selftest_path(), selftest_key(args.workers)
+    try:
+        kept = read_json(path) if os.path.exists(path) else {}
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        unsaved = save(os.path.dirname(path), os.path.basename(path), {**kept, key: found})
+    except (UserError, OSError) as error:
+        unsaved = str(error)
+    if args.json:
+        print(json.dumps({key: found, "levels": [*wide, *quick]}, indent=1))
+    else:
+        print(f"RIGHT within 1 ms (p99) up to {found['streams']:.0f} streams and "
+              f"{found['events_per_s']:.0f} events/s ({why[0]}),\n      and up to "
+              f"{found['requests_per_s']:.0f} requests/s ({why[1]}). Later runs past that on this "
+              f"machine are CLIENT-LIMITED.")
+    if unsaved:
+        print(f"loadgen: --selftest is not kept: {unsaved}", file=sys.stderr)
+    return 0
+
+
 # ---- 12. The command line ----------------------------------------------------------------------
 
 
 def loads_of(args: Any) -> List[Load]:
     """The runs that the flags ask for."""
     number = None if args.duration else args.num_requests or 100
+    if args.trace_read:
+        return [Load(args.rate, args.concurrency, 1.0, number, None, None)]
     wanted = args.sweep or [args.rate]
     return [Load(None if rate is None or math.isinf(rate) else rate, args.concurrency,
                  args.burstiness, number, args.duration, args.ramp) for rate in wanted]
@@ -4807,13 +8892,15 @@ def target_of(args: Any, url: str) -> Target:
             extra.setdefault(field, int(value) if field == "top_k" else value)
     return Target(scheme, host, port, path, base_path, chat,
                   args.served_model_name or args.model or "", tuple(headers), extra,
-                  not args.no_ignore_eos, not chat)
+                  not args.no_ignore_eos, not (chat or args.prompts or args.turns))
 
 
 def wiring_of(args: Any, target: Target) -> Wiring:
     """How to reach the target: address, TLS, proxy. Raises UserError on a bad --ca-file."""
     timeouts = Timeouts(args.connect_timeout, args.first_output_timeout, args.stall_timeout,
                         args.timeout)
+    if args.simulate is not None:
+        return Wiring(socket.AF_INET, None, "", None, b"", timeouts, ())
     context = tls_context(args) if target.scheme == "https" else None
     proxy = proxy_of(target) if args.proxy else None
     tunnel = b""
@@ -4903,15 +8990,16 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     return model, ""
 
 
-def fetch(target: Target, wiring: Wiring, path: str) -> Tuple[str, bytes]:
+def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
+          ) -> Tuple[str, bytes]:
     """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
 
     Raises OSError or WireError.
     """
-    end_s = time.monotonic() + min(MODELS_S, 2 * wiring.timeouts.connect_s)
+    end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
-        plain.settimeout(wiring.timeouts.connect_s)
+        plain.settimeout(min(most_s, wiring.timeouts.connect_s))
         if wiring.address is None:
             raise OSError(wiring.dns_error)
         plain.connect(wiring.address)
@@ -5068,39 +9156,75 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     """Every run that the flags ask for, in order; the summary of all."""
     target = target_of(args, url)
     wiring = wiring_of(args, target)
+    simulated = simulated_statement(args)
+    if simulated:
+        target = target._replace(model=target.model or simulated["model"] or MODEL)
     if not target.model:
         model, why = first_model(target, wiring)
         if why:
             print(f"loadgen: no --model, and {why}; asking for 'default'", file=sys.stderr)
         target = target._replace(model=model or "default")
-    work = Work(args.input_len, args.output_len, args.shared_prefix_len, args.prefix_groups)
+    work = work_of(args)
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
     running = Running(target, wiring, args.workers, journal, Interrupt(),
-                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts)
+                      int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
+                      Engine(profile_from(simulated["step_time"])) if simulated else None,
+                      shard=args.shard or (0, 1))
     warm, running, calibration, expected_s = warmed(args, work, running)
-    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
-        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    slo = Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment)
+    slo = slo_of(args)
+    read, metrics = (metrics_source(args, target, wiring) if not simulated
+                     else (None, {"url": None, "engine": "simulated", "why": None}))
+    running = running._replace(scraper=Scraper(read) if read else None)
     plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
-    most = most_connections(plans, expected_s)
-    for warning in filter(None, (raise_descriptors(most), too_few_ports(most))):
+    most = -(-most_connections(plans, expected_s) // running.shard[1])
+    for warning in filter(None, () if simulated else (raise_descriptors(most),
+                                                      too_few_ports(most))):
         print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
         "plan": plan_statement(args, plans), "target": target_statement(running.target),
-        "slo": slo._asdict(), "environment": environment(), "warmup": warm, "runs": []}
+        "slo": slo_statement(slo),
+        "environment": environment(), "warmup": warm, "simulated": simulated, "metrics": metrics,
+        "runs": []}
+    if simulated:
+        summary["target"]["url"] = None
+    if args.deployed:
+        save(folder, "deploy.json", args.deployed)
     unsaved = save(folder, "plan.json", {
         **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
-        "arrivals": [[round(p.due_s, 9) for p in plan.requests] for plan in plans]})
+        "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
+                     for plan in plans]})
     for number, plan in enumerate(plans):
+        running = aligned(running, args.start_at, plans, number)
         outcome = run_plan(plan, number, running, calibration, expected_s)
-        summary["runs"].append(summarise(outcome, slo, running.target.token_ids,
+        summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
-        unsaved = save(folder, "summary.json", summary) or unsaved
+        summary["findings"], summary["advice"] = findings(summary), advice(summary)
+        if number == 0:
+            summary["setup"] = setup_of(args, server_facts(running.target, wiring)
+                                        if summary["target"]["url"] and any(
+                                            r.ok for r in outcome.records) else {})
+        conclude(summary, args)
+        unsaved = (after_run(args, summary, outcome, running.start_ns)
+                   or save(folder, "summary.json", summary)
+                   or save(folder, "report.html", page(summary)) or unsaved)
         if running.stop():
             break
+    if running.scraper:
+        running.scraper.stop()
     summary["unsaved"] = journal.failed or unsaved
     return summary
+
+
+def simulated_statement(args: Any) -> Optional[Dict[str, Any]]:
+    """What stands in for the server: the engine, its constants, whose they are; None if nothing."""
+    if args.simulate is None:
+        return None
+    given = {} if args.simulate == DEFAULT_PROFILE else read_json(args.simulate)
+    model = given.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
+    return {"profile": args.simulate, "step_time": profile_from(given)._asdict(),
+            "model": printable(name, 200) if isinstance(name, str) else None}
 
 
 def warmed(args: Any, work: Work, running: Running
@@ -5135,7 +9259,8 @@ def most_connections(plans: Sequence[Plan], expected_s: float) -> int:
 def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     """What was planned, for the record and the setup statement."""
     load = plans[0].load
-    shape = ("closed loop" if load.closed else "all at once" if load.rate_rps is None else
+    shape = ("of the trace" if args.trace_read else
+             "closed loop" if load.closed else "all at once" if load.rate_rps is None else
              "constant" if math.isinf(load.burstiness) else
              "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
     return {"seed": args.seed, "hash": "+".join(plan.hash for plan in plans),
@@ -5145,14 +9270,19 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
             "concurrency": load.concurrency, "num_requests": load.num_requests,
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
             "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
-            "unique_prompts": not args.no_unique_prompts, "workers": args.workers}
+            "unique_prompts": not args.no_unique_prompts, "workers": args.workers,
+            "shard": args.shard, "workload": args.workload, "traffic": traffic_statement(args)}
 
 
 def plan_rows(plan: Plan) -> Dict[str, Any]:
     """A plan's requests as columns."""
-    rows = plan.requests
-    return {"hash": plan.hash, "n_in": [r.n_in for r in rows], "n_out": [r.n_out for r in rows],
-            "group": [r.group for r in rows]}
+    rows, work = list(turns_of(plan.requests)), plan.work
+    more = [name for name, used in (("cls", work.classes), ("prompt", work.prompts),
+                                    ("keys", work.trace), ("session", work.turns),
+                                    ("turn", work.turns), ("context", work.turns)) if used]
+    return {"hash": plan.hash, **{name: [getattr(r, name) for r in rows]
+                                  for name in ("n_in", "n_out", "group", *more)},
+            **({"think_s": [r.due_s if r.turn else None for r in rows]} if work.turns else {})}
 
 
 def target_statement(target: Target) -> Dict[str, Any]:
@@ -5175,15 +9305,15 @@ def open_folder(path: Optional[str]) -> Optional[str]:
     return path
 
 
-def save(folder: Optional[str], name: str, value: Any) -> str:
-    """Write a JSON file whole or not at all; why it could not be, or ''."""
+def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1) -> str:
+    """Write a file, JSON or text, whole or not at all; why it could not be, or ''."""
     if folder is None:
         return ""
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
-            json.dump(null_infinities(value), file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(value if isinstance(value, str) else json.dumps(
+                null_infinities(value), indent=indent, allow_nan=False) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -5198,7 +9328,9 @@ def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
     if summary["unsaved"] or not any(run["completed"] for run in runs) or any(
             run["verdict"] == "CLIENT-LIMITED" for run in runs):
         return 1
-    if args.gate and any((run["attainment"] or 0) < args.slo_attainment for run in runs):
+    judged = [*runs, *(part for run in runs for part in (run.get("classes") or {}).values()
+                       if any(part["slo"].values()))]
+    if args.gate and any((part["attainment"] or 0) < args.slo_attainment for part in judged):
         return 3
     return 0
 
@@ -5208,9 +9340,14 @@ def run(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     if args.serve:
         return serve_command(args)
+    if args.report:
+        return report_command(args)
+    if args.diff or args.selftest:
+        return (diff_command if args.diff else selftest_command)(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
-        summary = measure(args, mock.url if mock else args.url)
+        summary = merge(args) if args.merge else measure(
+            args, mock.url if mock else args.url or "http://simulated")
     finally:
         if mock:
             mock.stop()

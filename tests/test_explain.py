@@ -63,7 +63,8 @@ class Save(unittest.TestCase):
     def test_loadgen_takes_the_file_as_an_engine(self) -> None:
         for line in MODELS:
             profile = loadgen.profile_from(saved(line))
-            self.assertEqual(set(saved(line)["step_time"]), set(loadgen.Profile._fields), line)
+            fields = set(loadgen.Profile._fields) - {"spec_tokens", "spec_acceptance"}  # the mock's
+            self.assertEqual(set(saved(line)["step_time"]), fields, line)
             self.assertEqual("", loadgen.Engine(profile).refusal(1000, 200), line)
 
     def test_the_engine_steps_as_the_expectation_says(self) -> None:

@@ -462,7 +462,8 @@ class Changes(unittest.TestCase):
 
     def test_latent_caches_under_tp_want_dp_attention(self) -> None:
         found = changed("--gpu", "h200", "--from", "sglang serve deepseek-ai/DeepSeek-V3 --tp 8")
-        self.assertEqual((found["--dp-size"], found["--enable-metrics"]), ("8", "on"))
+        self.assertEqual((found["--tp-size"], found["--enable-metrics"]),
+                         ("--tp-size 8 --dp-size 8 --ep-size 8 --enable-dp-attention", "on"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,329 @@
+"""loadgen.py: each symptom produced on purpose and found by name, and none in healthy runs.
+
+Most runs are on the virtual clock. The profiles in data/profiles/ bear the names of the findings
+that they lead to; the last test drives the real mock.
+"""
+
+import array
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import loadgen
+from loadgen import NS
+
+PROFILES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "profiles")
+NO_SLO = loadgen.Slo(None, None, None, 0.99)
+SLO = loadgen.Slo(0.3, 0.025, None, 0.99)
+
+
+def profile(name: str) -> loadgen.Profile:
+    return loadgen.profile_from(loadgen.read_json(os.path.join(PROFILES, f"{name}.json")))
+
+
+class Shape(NamedTuple):
+    """What is sent to the virtual engine."""
+
+    rates: Sequence[float]
+    n_in: str = "200"
+    n_out: str = "48"
+    number: int = 300
+    shared: int = 0
+    seed: int = 1
+
+
+def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: bool = True) -> Any:
+    """A whole summary of virtual runs, one a rate, each on a cold engine."""
+    work = loadgen.Work(loadgen.parse_lengths(shape.n_in), loadgen.parse_lengths(shape.n_out),
+                        shape.shared, 1)
+    runs = []
+    for rate in shape.rates:
+        load = loadgen.Load(rate, None, 1.0, shape.number, None, None)
+        outcome = loadgen.simulate_plan(loadgen.make_plan(load, work, shape.seed, 1.0), 0, kind)
+        if not metrics:
+            outcome = outcome._replace(rows=())
+        runs.append(loadgen.summarise(outcome, slo, True))
+    summary = {"runs": runs, "slo": slo._asdict(), "metrics": {"why": None},
+               "plan": {"shared_prefix_len": shape.shared, "prefix_groups": 1}}
+    summary["findings"] = loadgen.findings(summary)
+    summary["advice"] = loadgen.advice(summary)
+    return summary
+
+
+def names(summary: Any) -> List[str]:
+    return [item["name"] for item in summary["findings"]]
+
+
+WIDE = loadgen.Slo(60.0, 1.0, None, 0.99)
+# What each profile is sent, the SLO, and all that is found: its own name, and what comes with it.
+SYMPTOMS: Dict[str, Tuple[Shape, loadgen.Slo, List[str]]] = {
+    "queueing": (Shape([2, 60]), SLO, ["queueing"]),
+    "prefill_stalls": (Shape([15], "uniform:50..1500", "60"), SLO, ["prefill_stalls"]),
+    "slow_prefill": (Shape([2.5], "uniform:50..900", "20"), loadgen.Slo(0.08, 0.1, None, 0.99),
+                     ["slow_prefill"]),
+    "bandwidth": (Shape([2], n_out="20"), SLO, ["bandwidth"]),
+    "degrades": (Shape([2, 10, 20], "500", "60"), loadgen.Slo(0.3, 0.012, None, 0.99),
+                 ["degrades"]),
+    "preemptions": (Shape([60], "40", "80"), WIDE, ["preemptions"]),
+    "few_hits": (Shape([5], "600", "20", shared=512), SLO, ["few_hits"]),
+    "cpu_bound": (Shape([2, 8, 16], "100", "40"), SLO, ["cpu_bound"]),
+}
+LARGE = loadgen.Profile(  # about an 8B model on one H100
+    weights_s=0.0048, kv_s_per_token=4e-8, prefill_s_per_token=1.6e-5, overhead_s=0.002,
+    max_num_batched_tokens=2048, max_num_seqs=256, num_blocks=28000)
+LONG = ("lognormal:mean=2000,cv=0.5", "lognormal:mean=300,cv=0.5")
+CHAT = loadgen.Slo(0.5, 0.05, None, 0.99)
+HEALTHY = {
+    "the default, nearly idle": (loadgen.MOCK, Shape([1]), SLO),
+    "the default, half loaded": (loadgen.MOCK, Shape([8]), SLO),
+    "the default, well loaded": (loadgen.MOCK, Shape([14]), SLO),
+    "the default, a sweep without an SLO": (loadgen.MOCK, Shape([1, 4, 8, 12]), NO_SLO),
+    "a large one, long prompts": (LARGE, Shape([0.5], *LONG), CHAT),
+    "a large one, well loaded": (LARGE, Shape([8], *LONG), CHAT),
+    "a shared prefix that is cached": (profile("healthy"), Shape([2, 20], "600", "30", shared=512),
+                                       SLO),
+    "very different prompts": (profile("healthy"),
+                               Shape([2, 20, 60], "lognormal:mean=300,cv=1", "30"), SLO),
+    "very different prompts without an SLO": (
+        profile("healthy"), Shape([2, 20, 60], "lognormal:mean=300,cv=1", "30"), NO_SLO),
+}
+
+
+class OnPurpose(unittest.TestCase):
+    def test_each_symptom_is_found_by_name_and_no_other_is(self) -> None:
+        self.assertEqual(set(SYMPTOMS), {rule.name for rule in loadgen.FINDINGS})
+        for name, (shape, slo, found) in SYMPTOMS.items():
+            for seed in (1, 2):
+                with self.subTest(name, seed=seed):
+                    summary = summary_of(profile(name), shape._replace(seed=seed), slo)
+                    self.assertEqual(names(summary), found)
+
+    def test_a_healthy_run_yields_no_finding(self) -> None:
+        for name, (kind, shape, slo) in HEALTHY.items():
+            for seed in (1, 2):
+                with self.subTest(name, seed=seed):
+                    self.assertEqual(names(summary_of(kind, shape._replace(seed=seed), slo)), [])
+
+    def test_the_client_alone_sees_what_needs_no_metrics(self) -> None:
+        unseen = {"preemptions": [], "few_hits": [], "cpu_bound": ["degrades"]}
+        for name, (shape, slo, found) in SYMPTOMS.items():
+            with self.subTest(name):
+                summary = summary_of(profile(name), shape, slo, metrics=False)
+                self.assertEqual(names(summary), unseen.get(name, found))
+                if name == "cpu_bound":
+                    self.assertIn("KV use is not known", summary["findings"][0]["evidence"])
+
+    def test_without_an_slo_growth_is_judged_against_low_load(self) -> None:
+        for name in ("queueing", "prefill_stalls", "degrades", "few_hits", "cpu_bound"):
+            with self.subTest(name):
+                self.assertEqual(names(summary_of(profile(name), SYMPTOMS[name][0], NO_SLO)),
+                                 [name])
+        for name in ("slow_prefill", "bandwidth"):  # high at low load: against what?
+            with self.subTest(name):
+                summary = summary_of(profile(name), SYMPTOMS[name][0], NO_SLO)
+                self.assertEqual(names(summary), [])
+                self.assertIn("no SLO was given", " ".join(summary["advice"]))
+
+    def test_a_finding_says_all_that_is_needed_to_act(self) -> None:
+        summary = summary_of(profile("queueing"), *SYMPTOMS["queueing"][:2])
+        (found,) = summary["findings"]
+        self.assertEqual(set(found), {"name", "symptom", "evidence", "cause", "vllm", "sglang",
+                                      "term", "run"})
+        self.assertEqual(found["run"], 1)
+        self.assertIn("--max-num-seqs", found["vllm"])
+        self.assertIn("--max-running-requests", found["sglang"])
+        run = summary["runs"][1]
+        for figure in (loadgen.in_ms(run["ttft_s"]["successes"]["p99"]), "300.0",
+                       loadgen.figure(run["server"]["queue_depth"]["mean"])):
+            self.assertIn(figure, found["evidence"])
+        text = "\n".join(loadgen.finding_lines(summary))
+        for part in (found["evidence"], found["cause"], found["term"], found["vllm"]):
+            self.assertIn(part, text)
+
+    def test_a_symptom_of_several_runs_is_one_finding_that_names_them(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([2, 50, 60]), SLO)
+        (found,) = summary["findings"]
+        self.assertEqual(found["run"], 1)
+        self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
+
+
+class Doubt(unittest.TestCase):
+    """What must not be taken for a symptom of the engine."""
+
+    def changed(self, **changes: Any) -> Any:
+        """The loaded run of the queueing profile with other keys, judged again."""
+        summary = summary_of(profile("queueing"), Shape([60]), SLO)
+        summary["runs"][0].update(changes)
+        return loadgen.findings(summary)
+
+    def test_a_run_that_its_client_spoilt_blames_the_client_alone(self) -> None:
+        (found,) = self.changed(verdict="CLIENT-LIMITED", reasons=["requests left late"])
+        self.assertEqual(found["name"], "cpu_bound")
+        self.assertIn("it is the client: requests left late", found["evidence"])
+
+    def test_a_wait_for_ones_own_cap_is_not_the_engines_queue(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60]), SLO)
+        quick = dict(summary["runs"][0]["ttft_s"])
+        quick["successes"] = {**quick["successes"], "p99": 0.05}
+        self.assertEqual(self.changed(concurrency=8, ttft_from_sent_s=quick), [])
+
+    def test_failures_do_not_count_as_slow(self) -> None:
+        self.assertEqual(names(summary_of(loadgen.MOCK, Shape([4]), SLO)), [])
+        summary = summary_of(loadgen.MOCK, Shape([4]), SLO)
+        for key in ("ttft_s", "tpot_s"):
+            summary["runs"][0][key]["p99"] = math.inf
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_a_delay_that_does_not_grow_with_the_prompt_is_not_prefill(self) -> None:
+        shape, slo, _ = SYMPTOMS["slow_prefill"]
+        summary = summary_of(profile("slow_prefill"), shape, slo)
+        signs = summary["runs"][0]["signs"]["ttft"]
+        signs.update(base_s=signs["floor_s"], s_per_token=0.0)
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_time_spent_before_the_engine_is_not_prefill(self) -> None:
+        shape, slo, _ = SYMPTOMS["slow_prefill"]
+        summary = summary_of(profile("slow_prefill"), shape, slo)
+        server = summary["runs"][0]["server"]
+        server.update(client_ttft_s={"n": 300, "mean": 0.2}, beyond_engine_s=0.15)
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_a_few_preemptions_among_many_requests_are_no_symptom(self) -> None:
+        summary = summary_of(loadgen.MOCK, Shape([4]), SLO)
+        summary["runs"][0]["server"]["preemptions"] = 2.0
+        self.assertEqual(loadgen.findings(summary), [])
+        summary["runs"][0]["server"]["preemptions"] = 3.0
+        self.assertEqual(names({"findings": loadgen.findings(summary)}), ["preemptions"])
+
+    def test_bundled_reads_are_not_stalls(self) -> None:
+        shape, slo, _ = SYMPTOMS["prefill_stalls"]
+        summary = summary_of(profile("prefill_stalls"), shape, slo)
+        summary["runs"][0]["client"]["coalesced_share"] = 0.5
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_gaps_that_fall_in_no_prefill_are_not_its_fault(self) -> None:
+        shape, slo, _ = SYMPTOMS["prefill_stalls"]
+        summary = summary_of(profile("prefill_stalls"), shape, slo)
+        summary["runs"][0]["signs"]["spikes"].update(in_prefill=0.4)
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_a_busy_api_server_counts_only_where_the_slo_is_missed(self) -> None:
+        summary = summary_of(loadgen.MOCK, Shape([4]), SLO)
+        summary["runs"][0]["server"]["cpu_share"] = 0.97
+        self.assertEqual(loadgen.findings(summary), [])
+        summary["runs"][0]["attainment"] = 0.5
+        (found,) = loadgen.findings(summary)
+        self.assertEqual((found["name"], found["evidence"]),
+                         ("cpu_bound", "the API server's process used 97% of a core"))
+
+    def test_nothing_is_found_fine_where_nothing_succeeded(self) -> None:
+        summary = summary_of(loadgen.MOCK, Shape([4], number=10), SLO)
+        self.assertIn("no symptom of the table shows", loadgen.finding_lines(summary)[0])
+        summary["runs"][0]["attainment"] = 0.9
+        self.assertIn("the SLO is missed", loadgen.finding_lines(summary)[0])
+        summary["runs"][0]["completed"] = 0
+        self.assertEqual(loadgen.findings(summary), [])
+        self.assertIn("no request succeeded", loadgen.finding_lines(summary)[0])
+
+    def test_too_few_requests_say_nothing(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60], number=5), SLO)
+        self.assertEqual(summary["runs"][0]["signs"], {"ttft": None, "spikes": None})
+        self.assertEqual(names(summary), [])
+
+
+class Signs(unittest.TestCase):
+    def test_the_prefill_line_is_that_of_the_profile(self) -> None:
+        kind = profile("healthy")._replace(prefill_s_per_token=0.0001, max_num_batched_tokens=64)
+        run = summary_of(kind, Shape([0.5], "uniform:100..2000", "5"), NO_SLO)["runs"][0]
+        line = run["signs"]["ttft"]
+        step_s = 0.0051 / 64 + 0.0001  # a full step's share of each of its 64 tokens
+        self.assertAlmostEqual(line["s_per_token"], step_s, delta=0.03 * step_s)
+        self.assertLess(line["base_s"], 0.012)
+
+    def test_the_line_holds_for_lengths_that_are_spread_unevenly(self) -> None:
+        kind = profile("prefill_stalls")
+        for seed in (3, 4):
+            shape = Shape([8], "lognormal:mean=600,cv=2", "20", seed=seed)
+            line = summary_of(kind, shape, NO_SLO)["runs"][0]["signs"]["ttft"]
+            self.assertAlmostEqual(line["s_per_token"], kind.prefill_s_per_token,
+                                   delta=0.1 * kind.prefill_s_per_token)
+
+    def test_gaps_in_a_prefill_are_told_from_the_others(self) -> None:
+        ms = round(loadgen.MS / NS)
+        mine = loadgen.Record(loadgen.Planned(0, 0.0, 10, 5, 0), 0, 0, True)
+        mine.event_ns = array.array("q", [ms * t for t in (0, 10, 20, 120, 130)])
+        found = loadgen.spikes_in([mine], 30 * ms, [(40 * ms, 121 * ms)])
+        self.assertEqual(found, {"n": 1, "in_prefill": 1.0, "others_in_prefill": 0.0})
+        found = loadgen.spikes_in([mine], 30 * ms, [(130 * ms, 190 * ms)])
+        self.assertEqual(found["in_prefill"], 0.0)
+
+
+class Advice(unittest.TestCase):
+    def test_cost_is_advice_and_only_where_the_slo_is_met_with_margin(self) -> None:
+        slack = summary_of(profile("healthy"), Shape([2]), SLO)
+        tight = summary_of(profile("healthy"), Shape([2]), loadgen.Slo(0.3, 0.006, None, 0.99))
+        self.assertEqual([names(slack), names(tight)], [[], []])
+        self.assertTrue(slack["advice"][0].startswith("COST"), slack["advice"])
+        self.assertFalse(any(text.startswith("COST") for text in tight["advice"]))
+
+    def test_a_missed_slo_without_a_run_at_low_load_asks_for_one(self) -> None:
+        summary = summary_of(profile("cpu_bound"), Shape([16], "100", "40"), SLO)
+        asked = [text for text in summary["advice"] if "low load" in text]
+        self.assertEqual(len(asked), 1)
+        rate = float(asked[0].split(" about ")[1].split()[0])
+        again = summary_of(profile("cpu_bound"), Shape([rate, 16], "100", "40"), SLO)
+        self.assertLessEqual(again["runs"][0]["in_flight_mean"], loadgen.LOW_IN_FLIGHT)
+        self.assertEqual(names(again), ["cpu_bound"])
+
+    def test_the_start_up_log_is_asked_for(self) -> None:
+        asked = summary_of(loadgen.MOCK, Shape([2]), SLO)["advice"][-1]
+        self.assertTrue(asked.startswith("ASK") and "--startup-log" in asked, asked)
+
+
+class RealTime(unittest.TestCase):
+    """The same over sockets, the metrics scraped."""
+
+    def found(self, name: str, *argv: str) -> Optional[Any]:
+        """The findings of a run on the mock; None where this machine was too busy to measure."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "run")
+            done = subprocess.run(
+                [sys.executable, loadgen.__file__, "--mock", os.path.join(PROFILES, f"{name}.json"),
+                 "--out", out, "--warmup", "2", *argv], capture_output=True, text=True, timeout=60,
+                check=False)
+            with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
+                summary = json.load(file)
+        if any(run["verdict"] == "CLIENT-LIMITED" for run in summary["runs"]):
+            return None
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for item in summary["findings"]:
+            self.assertIn(item["evidence"], done.stdout)
+        return names(summary)
+
+    def test_the_real_mock_gives_the_same_names(self) -> None:
+        for name, argv in (
+                ("healthy", ("--rate", "40", "--num-requests", "40", "--output-len", "20",
+                             "--slo-ttft-ms", "500", "--slo-tpot-ms", "50")),
+                ("queueing", ("--rate", "100", "--num-requests", "60", "--output-len", "30",
+                              "--slo-ttft-ms", "300", "--slo-tpot-ms", "50")),
+                ("preemptions", ("--rate", "100", "--num-requests", "40", "--output-len", "80",
+                                 "--input-len", "40", "--slo-ttft-ms", "60000")),
+                ("few_hits", ("--rate", "60", "--num-requests", "30", "--output-len", "10",
+                              "--input-len", "600", "--shared-prefix-len", "512"))):
+            with self.subTest(name):
+                found = self.found(name, *argv)
+                if found is None:
+                    found = self.found(name, *argv)
+                if found is None:
+                    self.skipTest("the machine is too busy to measure")
+                self.assertEqual(found, [] if name == "healthy" else [name])
+
+
+if __name__ == "__main__":
+    unittest.main()
