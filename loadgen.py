@@ -301,6 +301,7 @@ def token_lengths(text: str) -> Lengths:
 
 
 TOKENS_PLANNED_MAX = 4_000_000
+SEARCH_REQUESTS = 3600
 
 
 def trace_window(text: str) -> Tuple[float, float]:
@@ -333,9 +334,9 @@ def think_time(text: str) -> Lengths:
 
 
 def rates(text: str) -> List[float]:
-    """A list of rates, separated by commas."""
+    """A list of rates, separated by commas; auto is an empty one."""
     if text == "auto":
-        raise UserError("auto is not known yet; list the rates, such as 2,8,32")
+        return []
     return [positive(part) for part in text.split(",")]
 
 
@@ -453,7 +454,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
     ),
     "load": (
         Flag("--rate --request-rate", rate_or_inf, "REQ/S", "open loop: requests due a second"),
-        Flag("--sweep", rates, "R,R", "one run for each rate"),
+        Flag("--sweep", rates, "R,R", "one run for each rate; auto: find the knee, then around it"),
+        Flag("--find-goodput", None, "", "search the highest rate that meets the SLO"),
+        Flag("--max-requests", requests, "N", f"that the search may send (default: "
+             f"{SEARCH_REQUESTS})"),
         Flag("--concurrency --max-concurrency", whole, "N", "most in flight: a cap with a rate, "
              "the closed loop without"),
         Flag("--trace", word, "FILE", "replay recorded arrivals and lengths: Mooncake or vLLM "
@@ -667,8 +671,9 @@ def settle(args: Any, pasted: bool) -> None:
         parse_url(args.metrics_url, "chat")
         if args.no_metrics:
             raise UserError("--metrics-url and --no-metrics contradict each other; give one")
-    if args.ramp is not None and not args.duration:
-        raise UserError("--ramp goes with --duration")
+    args.find_goodput |= args.sweep == []
+    if args.ramp is not None and not args.duration and not args.find_goodput:
+        raise UserError("--ramp goes with --duration or --find-goodput")
     own = args.mock is not None or args.simulate is not None
     if args.simulate is not None:
         for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
@@ -702,18 +707,45 @@ def settle(args: Any, pasted: bool) -> None:
         if limit and getattr(args, f"slo_{name}_ms") is None:
             setattr(args, f"slo_{name}_ms", limit / MS)
     settle_traffic(args)
-    if args.rate is None and not args.sweep and args.concurrency is None:
+    if args.rate is None and not args.sweep and args.concurrency is None and not (
+            args.find_goodput):
         if not pasted:
-            raise UserError("no load; give --rate, --sweep, --concurrency, --trace or --mix")
+            raise UserError("no load; give --rate, --sweep, --find-goodput, --concurrency, --trace "
+                            "or --mix")
         args.rate = math.inf
     if args.gate and not slo_of(args).any:
         raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
+    settle_search(args)
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
     args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
     args.output_len = ranged(args.output_len or parse_lengths("100"), spread_out)
     if args.shared_prefix_len >= args.input_len.mean and args.shared_prefix_len:
         raise UserError(f"--shared-prefix-len {args.shared_prefix_len} is as long as the prompt of "
                         f"{args.input_len.mean:g} tokens; it is a part of it")
+
+
+def settle_search(args: Any) -> None:
+    """UserError where the flags of the search for the knee do not fit together."""
+    if not args.find_goodput:
+        if args.max_requests:
+            raise UserError("--max-requests goes with --find-goodput or --sweep auto")
+        return
+    name = "--find-goodput" if args.sweep is None else "--sweep auto"
+    if not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
+        raise UserError(f"{name} needs an SLO to look for the knee of: --slo-ttft-ms, "
+                        "--slo-tpot-ms or --slo-e2e-ms")
+    if args.slo_attainment > 0.9999:
+        raise UserError(f"{name} cannot show that no request in 10,000 misses; "
+                        "--slo-attainment 0.99 is usual")
+    for flag, given in (("--rate", args.rate), ("--sweep with rates", args.sweep),
+                        ("--num-requests", args.sweep is None and args.num_requests),
+                        ("--duration", args.sweep is None and args.duration)):
+        if given:
+            raise UserError(f"{name} chooses rates and lengths of runs itself; drop {flag}, or set "
+                            "--max-requests")
+    args.max_requests = args.max_requests or SEARCH_REQUESTS
+    if args.max_requests < 500:
+        raise UserError(f"--max-requests {args.max_requests} cannot find the knee; 500 at least")
 
 
 def ranged(lengths: Lengths, ratio: float) -> Lengths:
@@ -5114,6 +5146,492 @@ def in_ms(seconds: Optional[float]) -> str:
     return "inf" if math.isinf(seconds) else f"{seconds / MS:.1f}"
 
 
+# ---- 8b. The search for the knee ---------------------------------------------------------------
+# Pure, over a function that measures one rate. Misses near the knee come in clusters, a hundred
+# requests long: counting them alone would take tens of thousands of requests. So each run also
+# teaches a small model of the server, how fast it works with k in flight and which share misses
+# the SLO then, and the model is replayed over arrivals without end. What it says about the knee
+# is a prior, that the counted misses confirm or shift: Bayes on a grid of knee and slope.
+
+SEARCH_SPAN = 1024.0  # how far from the first rate the search goes, as a factor
+LIMITED = "CLIENT-LIMITED"
+ARRIVALS = 12_000, 100_000  # that the model is replayed over, on the way and at the end
+SEARCH_START_N, SEARCH_MOST_N = 60, 900  # measured requests of the first points, of the longest
+NEAR = 1.25  # rates within this factor of the knee teach the model most
+MODEL_SD, MODEL_SD_N = 0.03, 1.2  # log error of the model's knee: sqrt(sd^2 + this / requests)
+PRECISION = 0.04  # half the 95% interval, of the rate: settled
+STEPS = (1.0, 1.06, 0.98, 1.03)  # around the estimate, in turn: the slope is learnt too
+
+
+class Sample(NamedTuple):
+    """One request of a point."""
+
+    due_s: float
+    end_s: Optional[float]  # None: nobody saw its end
+    met: bool
+    measured: bool
+    ok: bool
+    n_in: int
+    n_out: int
+
+
+class PointResult(NamedTuple):
+    """What one run at one rate showed."""
+
+    rate_rps: float
+    verdict: str  # VALID, UNSTABLE or CLIENT-LIMITED
+    requests: int  # sent for it, ramp and tail included
+    seconds: float
+    samples: Sequence[Sample]  # by due time
+
+    @property
+    def met(self) -> List[bool]:
+        """Whether each measured request met the SLO."""
+        return [s.met for s in self.samples if s.measured]
+
+
+class Life(NamedTuple):
+    """A measured request and the company it had: what the model is learnt from."""
+
+    arrival: int  # in flight when it came
+    mean: float  # in flight while it was there, itself included
+    e2e_s: float
+    met: bool
+    ok: bool
+    n_in: int
+    n_out: int
+
+
+class Model(NamedTuple):
+    """A server as a shared queue: with k there, each gets 1/slow[k] of its work done a second."""
+
+    slow: List[float]
+    works: List[float]  # of the requests seen, mean 1
+    prompt_weight: float  # a prompt token's work, of an output token's
+    work_mean: float  # tokens that are one unit of work
+    blend: float  # what a miss depends on: blend * arrival + (1 - blend) * mean
+    edges: List[float]  # of that, ascending,
+    risks: List[float]  # and the share of misses from each edge on
+
+    def work(self, n_in: int, n_out: int) -> float:
+        """The work of a request."""
+        return (n_out + self.prompt_weight * n_in) / self.work_mean
+
+    def misses(self, company: Iterable[Tuple[int, float]]) -> float:
+        """How many of these are expected to miss."""
+        blend, rest, edges, risks = self.blend, 1 - self.blend, self.edges, self.risks
+        find = bisect.bisect_right
+        return math.fsum(risks[max(0, find(edges, blend * k + rest * mean) - 1)]
+                         for k, mean in company)
+
+
+class Fit(NamedTuple):
+    """Where attainment crosses the target, with its 95% interval [1/s]."""
+
+    rate_rps: float
+    low_rps: float
+    high_rps: float
+
+
+class Search(NamedTuple):
+    """The answer: the knee, how it was found and whether it is settled."""
+
+    rate_rps: Optional[float]
+    low_rps: Optional[float]
+    high_rps: Optional[float]
+    target: float
+    points: List[Dict[str, Any]]
+    requests: int
+    seconds: float
+    settled: bool
+    why: str
+
+
+def clean_needed(target: float) -> int:
+    """Requests without a miss after which attainment is at least the target with 95% (Wilson).
+
+    >>> clean_needed(0.99)
+    381
+    """
+    return math.floor(Z95**2 * target / (1 - target)) + 1 if target < 1 else sys.maxsize
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> List[float]:
+    """The non-decreasing series nearest to the values, by weighted squares (pool adjacent)."""
+    blocks: List[List[float]] = []  # sum, weight, length
+    for value, weight in zip(values, weights):
+        blocks.append([value * weight, weight, 1])
+        while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] >= blocks[-1][0] * blocks[-2][1]:
+            blocks[-2:] = [[a + b for a, b in zip(*blocks[-2:])]]
+    return [total / weight for total, weight, length in blocks for _ in range(int(length))]
+
+
+def lives_of(samples: Sequence[Sample]) -> List[Life]:
+    """The measured requests with the numbers in flight that they met."""
+    edges = sorted([(s.due_s, 1) for s in samples]
+                   + [(s.end_s, -1) for s in samples if s.end_s is not None])
+    times, levels, areas = [0.0], [0], [0.0]  # after each edge; the area under the level before
+    for at, step in edges:
+        areas.append(areas[-1] + levels[-1] * (at - times[-1]))
+        times.append(at)
+        levels.append(levels[-1] + step)
+
+    def area(at: float) -> float:
+        place = bisect.bisect_right(times, at) - 1
+        return areas[place] + levels[place] * (at - times[place])
+
+    found = []
+    for s in samples:
+        if s.measured and s.end_s is not None and s.end_s > s.due_s:
+            arrival = levels[bisect.bisect_left(times, s.due_s) - 1] if s.due_s > 0 else 0
+            mean = (area(s.end_s) - area(s.due_s)) / (s.end_s - s.due_s)
+            found.append(Life(arrival, mean, s.end_s - s.due_s, s.met, s.ok, s.n_in, s.n_out))
+    return found
+
+
+def learn(lives: Sequence[Life], near: Sequence[Life], bins: int = 24) -> Optional[Model]:
+    """The model that these requests teach, first by those near the knee; None of too few."""
+    good = sorted((life for life in near if life.ok), key=lambda life: life.mean)
+    n = len(good)
+    if n < 2 * bins:
+        return None
+    groups = [good[i * n // bins:(i + 1) * n // bins] for i in range(bins)]
+
+    def spread(weight: float) -> float:
+        total = 0.0
+        for group in groups:
+            logs = [math.log(x.e2e_s / (x.n_out + weight * x.n_in)) for x in group]
+            mean = sum(logs) / len(logs)
+            total += sum((value - mean) ** 2 for value in logs)
+        return total
+
+    weight = min((0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), key=spread)
+    sizes = [life.n_out + weight * life.n_in for life in good]
+    size = sum(sizes) / n
+    at = [sum(x.mean for x in g) / len(g) for g in groups]
+    took = isotonic([sum(x.e2e_s * size / (x.n_out + weight * x.n_in) for x in g) / len(g)
+                     for g in groups], [1.0] * bins)
+    top = 3 * math.ceil(at[-1]) + 50
+    slow = [between(at, took, float(k)) for k in range(top)]
+    told = near if sum(not life.met for life in near) >= 20 else lives
+    _, blend, edges, risks = max(risk_of(told, blend) for blend in (0.0, 0.5, 1.0))
+    return Model(slow, [x / size for x in sizes], weight, size, blend, edges, risks)
+
+
+def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Linear interpolation; outside, on as the outer quarter goes, past the last at most in
+    proportion: a server that is fuller does no less work."""
+    quarter = len(xs) // 4
+    if x <= xs[0]:
+        i, j = 0, quarter
+    elif x >= xs[-1]:
+        i, j = -1 - quarter, -1
+    else:
+        j = bisect.bisect_right(xs, x)
+        i = j - 1
+    slope = (ys[j] - ys[i]) / (xs[j] - xs[i]) if xs[j] > xs[i] else 0.0
+    if x >= xs[-1]:
+        return ys[-1] + min(slope, ys[-1] / xs[-1]) * (x - xs[-1])
+    return max(ys[0] / 2, ys[i] + slope * (x - xs[i]))
+
+
+def risk_of(lives: Sequence[Life], blend: float) -> Tuple[float, float, List[float], List[float]]:
+    """(log likelihood, blend, edges, risks): the share of misses as a rising step function."""
+    pairs = sorted((blend * x.arrival + (1 - blend) * x.mean, not x.met) for x in lives)
+    edges: List[float] = []
+    missed: List[int] = []
+    number: List[int] = []
+    for level, miss in pairs:
+        if not edges or level - edges[-1] > max(0.5, 0.02 * level):
+            edges.append(level)
+            missed.append(0)
+            number.append(0)
+        missed[-1] += miss
+        number[-1] += 1
+    risks = isotonic([m / n for m, n in zip(missed, number)], [float(n) for n in number])
+    likelihood = math.fsum(m * math.log(r) + (n - m) * math.log1p(-r)
+                           for m, n, r in zip(missed, number, risks) if 0 < r < 1)
+    return likelihood, blend, edges, risks
+
+
+def company(slow: Sequence[float], due: Sequence[float], works: Sequence[float]
+            ) -> List[Tuple[int, float]]:
+    """(in flight at arrival, mean while there) of each request of a shared queue.
+
+    All progress alike, so that the one with the least work left ends next: a heap of the shared
+    progress at which each ends. Past the top of `slow` the queue counts as lost: infinite.
+    """
+    found: List[Tuple[int, float]] = [(len(slow), math.inf)] * len(due)
+    heap: List[Tuple[float, int, float, float, int]] = []
+    push, pop = heapq.heappush, heapq.heappop
+    progress = t = area = 0.0
+    k, top = 0, len(slow) - 1
+    for i, at in enumerate(itertools.chain(due, (math.inf,))):
+        while heap:
+            step = (heap[0][0] - progress) * slow[k]
+            if t + step > at:
+                break
+            t += step
+            area += k * step
+            progress, arrival, area0, t0, j = pop(heap)
+            k -= 1
+            found[j] = arrival, (area - area0) / (t - t0)
+        if at == math.inf or k >= top:
+            break
+        if heap:
+            progress += (at - t) / slow[k]
+            area += k * (at - t)
+        t = at
+        push(heap, (progress + works[i], k, area, t, i))
+        k += 1
+    return found
+
+
+def model_knee(model: Model, unit_due: Sequence[float], works: Sequence[float], target: float,
+               guess_rps: float) -> Optional[Tuple[float, float]]:
+    """(rate, slope of the log odds of a miss in log rate) where the model crosses the target."""
+    n, aim = len(unit_due), log_odds(1 - target)
+
+    def odds(x: float) -> float:
+        rate = math.exp(x)
+        misses = model.misses(company(model.slow, [t / rate for t in unit_due], works))
+        return log_odds(min(max(misses / n, 0.1 / n), 1 - 0.1 / n)) - aim
+
+    x, slope, before = math.log(guess_rps), 15.0, None
+    low, high = x - 3, x + 3
+    for _ in range(20):  # secant within a bracket: the curve is close to a line
+        value = odds(x)
+        low, high = (x, high) if value <= 0 else (low, x)
+        if before is not None and max(abs(value), abs(before[1])) < 5:
+            slope = min(60.0, max(2.0, (value - before[1]) / (x - before[0])))
+        if before is not None and (abs(value) < 0.1 or high - low < 0.005):
+            return math.exp(x), slope
+        before = x, value
+        x -= math.copysign(min(0.3, max(0.02, abs(value) / slope)), value)
+        if not low < x < high:
+            x = (low + high) / 2
+    return None
+
+
+def log_odds(share: float) -> float:
+    """log(p / (1 - p))."""
+    return math.log(share / (1 - share))
+
+
+def likeness(model: Model, points: Sequence[PointResult], lives: Sequence[List[Life]]) -> float:
+    """How much quicker than the model the server is, from the levels that real arrivals reached.
+
+    The model's queue is fed with the arrivals of the points; the factor makes its crowding, the
+    number in flight past the upper quartile, what was seen.
+    """
+    levels = sorted(life.arrival for part in lives for life in part)
+    line = levels[3 * len(levels) // 4]
+    seen = sum(max(0, level - line) for level in levels)
+    low, high = 0.8, 1.25
+    for _ in range(8):
+        middle = math.sqrt(low * high)
+        crowd = 0
+        for point in points:
+            found = company(model.slow, [s.due_s * middle for s in point.samples],
+                            [model.work(s.n_in, s.n_out) for s in point.samples])
+            crowd += sum(max(0, k - line) for (k, _), s in zip(found, point.samples)
+                         if s.measured and s.end_s is not None)
+        low, high = (low, middle) if crowd < seen else (middle, high)
+    return math.sqrt(low * high)
+
+
+def clustering(points: Sequence[PointResult]) -> float:
+    """How many requests one independent miss stands for, over points weighted by their misses."""
+    total, weight = 40.0, 2.0  # two misses' worth of 20, before any is seen
+    for point in points:
+        met = point.met
+        missed = len(met) - sum(met)
+        if 0 < missed < len(met):
+            total += missed * autocorrelation_factor([float(m) for m in met])
+            weight += missed
+    return total / weight
+
+
+def fit_knee(points: Sequence[PointResult], target: float,
+             prior: Optional[Tuple[float, float, float]]) -> Fit:
+    """The knee's posterior median and 95% interval.
+
+    The log odds of a miss are taken as linear in the log of the rate near the knee, each point
+    worth its requests over their clustering and weighted down with its distance. prior: the
+    model's log knee, its error and its slope. A point whose queue grew shows fewer misses than a
+    longer run would: it is evidence against more attainment, never against less.
+    """
+    aim = log_odds(1 - target)
+    centre, sd, slope = prior or (rough_knee(points, target), math.inf, 12.0)
+    factor = clustering([p for p in points if p.verdict != "UNSTABLE"])
+    xs = [centre + (i - 120) * 0.005 for i in range(241)]
+    slopes = [slope * math.exp(0.25 * j) for j in range(-4, 5)]
+    facts = []
+    for p in points:
+        met = p.met
+        if met:
+            x = math.log(p.rate_rps)
+            own = max(factor, autocorrelation_factor([float(m) for m in met]))
+            worth = math.exp(-0.5 * ((x - centre) / math.log(NEAR)) ** 2) / own
+            facts.append((x, (len(met) - sum(met)) * worth, sum(met) * worth,
+                          p.verdict == "UNSTABLE" or sum(met) < 0.7 * len(met)))
+    logs = []
+    for x in xs:
+        for j, b in enumerate(slopes):
+            total = -0.5 * ((x - centre) / sd) ** 2 - 0.5 * ((j - 4) * 0.25 / 0.4) ** 2
+            for at, missed, met_, grew in facts:
+                odds = aim + b * (at - x)
+                if grew and missed:
+                    odds = min(odds, math.log((missed + 1e-9) / (met_ + 1e-9)))
+                total -= missed * softplus(-odds) + met_ * softplus(odds)
+            logs.append(total)
+    most = max(logs)
+    weights = [math.fsum(math.exp(v - most) for v in logs[i:i + len(slopes)])
+               for i in range(0, len(logs), len(slopes))]
+    reached = list(itertools.accumulate(weights))
+    low, middle, high = (math.exp(xs[bisect.bisect_left(reached, q * reached[-1])])
+                         for q in (0.025, 0.5, 0.975))
+    return Fit(middle, low, high)
+
+
+def softplus(x: float) -> float:
+    """log(1 + e^x), without overflow."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def rough_knee(points: Sequence[PointResult], target: float) -> float:
+    """The log rate between the last point that met the target and the first that did not."""
+    good = [p.rate_rps for p in points if sum(p.met) >= target * len(p.met)]
+    bad = [p.rate_rps for p in points if sum(p.met) < target * len(p.met)]
+    low = max(good, default=min(bad, default=1.0))
+    return math.log(math.sqrt(low * min((r for r in bad if r > low), default=low)))
+
+
+def estimate(points: Sequence[PointResult], target: float, burstiness: float, seed: int,
+             arrivals: int, guess_rps: float) -> Fit:
+    """The knee by what the points taught, and by what they counted."""
+    return fit_knee(points, target, taught(points, target, burstiness, seed, arrivals, guess_rps))
+
+
+def taught(points: Sequence[PointResult], target: float, burstiness: float, seed: int,
+           arrivals: int, guess_rps: float) -> Optional[Tuple[float, float, float]]:
+    """What the model says: the log of the knee, its error, and the slope there; None if nothing."""
+    lives = [lives_of(p.samples) for p in points]
+    everything = [life for part in lives for life in part]
+    close = [life for p, part in zip(points, lives) for life in part
+             if 1 / NEAR < p.rate_rps / guess_rps < NEAR]
+    model = learn(everything, close if len(close) >= 400 else everything)
+    if model is None:
+        return None
+    load = Load(1.0, None, burstiness, None, None, None)
+    unit_due = list(itertools.accumulate(itertools.islice(gaps(load, seed), arrivals)))
+    works = stream(seed, "works").choices(model.works, k=arrivals)
+    found = model_knee(model, unit_due, works, target, guess_rps)
+    if found is None:
+        return None
+    rate, slope = found
+    near = [(p, part) for p, part in zip(points, lives)
+            if 1 / NEAR < p.rate_rps / rate < NEAR and len(part) >= 50]
+    if near:
+        rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
+    told = sum(len(part) for _, part in near)
+    return math.log(rate), math.sqrt(MODEL_SD**2 + MODEL_SD_N / (told + 30)), slope
+
+
+# (rate, requests to measure, number of the point) -> what it showed; None: interrupted
+Measure = Callable[[float, int, int], Optional[PointResult]]
+
+
+def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
+                 burstiness: float = 1.0, seed: int = 1) -> Search:
+    """The highest rate whose attainment meets the target, in about `budget` requests at most.
+
+    Doubles or halves from start_rps until one rate is fine and one is not, then measures around
+    the estimate, longer each time, until its interval is narrow.
+    """
+    points: List[PointResult] = []
+    rate, n, fit = start_rps, SEARCH_START_N, None
+    why = "the requests were spent before the interval was narrow"
+    while True:
+        rate = float(f"{rate:.3g}")
+        n = min(n, affordable(points, rate, budget))
+        point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
+        if point is None:
+            why = "interrupted" if n >= SEARCH_START_N // 2 else why
+            break
+        points.append(point)
+        usable = [p for p in points if p.verdict != LIMITED]
+        good = [p.rate_rps for p in usable if not fails(p, target)]
+        bad = [p.rate_rps for p in usable if fails(p, target)]
+        ceiling = min((p.rate_rps for p in points if p.verdict == LIMITED), default=math.inf)
+        if good and not bad and ceiling < math.inf:
+            rate, n = max(good), clean_needed(target)
+            if sum(len(p.met) for p in usable if p.rate_rps == rate) >= n:
+                return answer(points, None, target, max(good), "this client could not send more: "
+                              "a lower bound, --workers or another machine go further")
+        elif not bad and usable:
+            crowded = seconds_in(usable[-1]) > 1.5 * min(map(seconds_in, usable))
+            rate *= 1.4 if crowded else 2.0
+            if rate > SEARCH_SPAN * start_rps:
+                return answer(points, None, target, max(good), "no rate tried missed the SLO: a "
+                              "lower bound")
+        elif not good:
+            rate /= 2
+            if rate < start_rps / SEARCH_SPAN:
+                return answer(points, None, target, None, "no rate tried met the SLO, the lowest "
+                              f"being {figure(2 * rate)} req/s")
+        else:
+            fit = estimate(usable, target, burstiness, seed, ARRIVALS[0],
+                           fit.rate_rps if fit else math.exp(rough_knee(usable, target)))
+            width = math.log(fit.high_rps / fit.low_rps)
+            long = sum(len(p.met) for p in usable if 1 / NEAR < p.rate_rps / fit.rate_rps < NEAR)
+            sound = any(len(p.met) >= 200 and not fails(p, target) for p in usable)
+            if width < 2 * PRECISION and long > 3 * clean_needed(target) and sound:
+                why = ""
+                break
+            rate = min(fit.rate_rps * STEPS[len(points) % len(STEPS)], 0.95 * ceiling)
+            n = SEARCH_MOST_N if width < 0.4 and long >= 200 else SEARCH_MOST_N // 3
+    if fit is not None:
+        fit = estimate(usable, target, burstiness, seed, ARRIVALS[1], fit.rate_rps)
+    return answer(points, fit, target, None, why)
+
+
+def seconds_in(point: PointResult) -> float:
+    """The mean time from due to end of a point's requests [s]."""
+    took = [s.end_s - s.due_s for s in point.samples if s.measured and s.end_s is not None]
+    return math.fsum(took) / len(took) if took else math.inf
+
+
+def affordable(points: Sequence[PointResult], rate_rps: float, budget: int) -> int:
+    """Requests that a point at this rate can still measure, its ramp and its tail considered."""
+    spare = budget - sum(p.requests for p in points)
+    if points:
+        last = points[-1]
+        spare -= math.ceil((last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps))
+    return math.floor(0.94 * spare)
+
+
+def fails(point: PointResult, target: float) -> bool:
+    """Whether a point looks like missing the target: grows, or misses beyond chance."""
+    missed = len(point.met) - sum(point.met)
+    return point.verdict == "UNSTABLE" or missed > max(2.0, 2 * (1 - target) * len(point.met))
+
+
+def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
+           bound_rps: Optional[float], why: str) -> Search:
+    """The search as reported: every point with its interval, and what it says."""
+    factor = clustering([p for p in points if p.verdict == "VALID"])
+    rows = []
+    for p in points:
+        n, met = len(p.met), sum(p.met)
+        low, high = share_interval(met, n / factor if met < n else n, n)
+        verdict = p.verdict if p.verdict != "VALID" else (
+            "meets" if low >= target else "misses" if high < target else "open")
+        rows.append({"rate_rps": p.rate_rps, "offered": n, "attainment": met / n if n else None,
+                     "low": low, "high": high, "verdict": verdict, "requests": p.requests})
+    rate, low_rps, high_rps = fit or (bound_rps, bound_rps, None)
+    return Search(rate, low_rps, high_rps, target, rows, sum(p.requests for p in points),
+                  sum(p.seconds for p in points), fit is not None and not why, why)
 # ---- 8c. Findings ------------------------------------------------------------------------------
 # Pure. Which symptoms of a table show in the runs, with their figures: what is likely behind each,
 # the knob in two engines' spelling, and the term of the step-time equation that the knob moves.
@@ -5618,10 +6136,15 @@ def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
 
 def render(summary: Mapping[str, Any]) -> str:
     """The whole report as text."""
+    search = summary.get("goodput_search")
     runs = summary["runs"]
+    if search:
+        runs = sorted(runs, key=lambda run: run["rate_rps"])
     table = render_table(runs)
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
-    for run in runs:
+    if search:
+        lines += ["", *search_lines(search)]
+    for run in () if search else runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
     lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary)]
     return "\n".join(lines)
@@ -5644,10 +6167,38 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                      f"smallest run had {fewest:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    knee = find_knee(runs, slo["attainment"]) if asked or slo.get("classes") else None
+    knee = (find_knee(runs, slo["attainment"]) if "goodput_search" not in summary
+            and (asked or slo.get("classes")) else None)
     if knee:
         lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
     return lines
+
+
+def search_lines(search: Mapping[str, Any]) -> List[str]:
+    """The points of a search for the knee, and what they say."""
+    rows = [("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
+    for p in sorted(search["points"], key=lambda p: float(p["rate_rps"])):
+        rows.append((f"{p['rate_rps']:g}", f"{p['offered']:,}", optional(p["attainment"], "{:.2%}"),
+                     f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"]))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    rate, low, high = (search[key] for key in ("rate_rps", "low_rps", "high_rps"))
+    said = "not found"
+    if rate is not None:
+        said = (f"{figure(rate)} req/s (95%: {figure(low)} to {figure(high)})" if high else
+                f"at least {figure(rate)} req/s")
+    lines.append(f"GOODPUT {said} at {share(search['target'])} attainment; {len(search['points'])} "
+                 f"runs, {search['requests']:,} requests, {search['seconds']:,.0f} s")
+    return [*lines, f"        {search['why']}"] if search["why"] else lines
+
+
+def share(value: float) -> str:
+    """A share as a percentage, no more digits than it has.
+
+    >>> share(0.99), share(0.999)
+    ('99%', '99.9%')
+    """
+    return f"{value * 100:.6g}%"
 
 
 def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tuple[str, str]]:
@@ -8865,12 +9416,18 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
 # ---- 12. The command line ----------------------------------------------------------------------
 
 
-def loads_of(args: Any) -> List[Load]:
-    """The runs that the flags ask for."""
-    number = None if args.duration else args.num_requests or 100
+AROUND = 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.3  # --sweep auto: of the knee
+IDLE_TIMES, IDLE_SPARE_S, DRAINED_S = 3.0, 0.05, 120.0  # an idle server answers so much slower
+
+
+def loads_of(args: Any, knee_rps: Optional[float] = None) -> List[Load]:
+    """The runs that the flags ask for; knee_rps: those of --sweep auto around it."""
+    number = None if args.duration else args.num_requests or (400 if knee_rps else 100)
     if args.trace_read:
         return [Load(args.rate, args.concurrency, 1.0, number, None, None)]
     wanted = args.sweep or [args.rate]
+    if knee_rps:
+        wanted = [float(f"{knee_rps * part:.3g}") for part in AROUND]
     return [Load(None if rate is None or math.isinf(rate) else rate, args.concurrency,
                  args.burstiness, number, args.duration, args.ramp) for rate in wanted]
 
@@ -9176,27 +9733,41 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     read, metrics = (metrics_source(args, target, wiring) if not simulated
                      else (None, {"url": None, "engine": "simulated", "why": None}))
     running = running._replace(scraper=Scraper(read) if read else None)
-    plans = [make_plan(load, work, args.seed, expected_s) for load in loads_of(args)]
-    most = -(-most_connections(plans, expected_s) // running.shard[1])
-    for warning in filter(None, () if simulated else (raise_descriptors(most),
-                                                      too_few_ports(most))):
-        print(f"loadgen: {warning}", file=sys.stderr)
     summary: Dict[str, Any] = {
-        "plan": plan_statement(args, plans), "target": target_statement(running.target),
-        "slo": slo_statement(slo),
+        "plan": {}, "target": target_statement(running.target), "slo": slo_statement(slo),
         "environment": environment(), "warmup": warm, "simulated": simulated, "metrics": metrics,
         "runs": []}
     if simulated:
         summary["target"]["url"] = None
     if args.deployed:
         save(folder, "deploy.json", args.deployed)
-    unsaved = save(folder, "plan.json", {
-        **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
-        "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
-                     for plan in plans]})
-    for number, plan in enumerate(plans):
+    plans: List[Plan] = []
+    unsaved = ""
+
+    def plan_more(loads: Sequence[Load], seed: int, e2e_s: float) -> None:
+        nonlocal unsaved
+        plans.extend(make_plan(load, work, seed, e2e_s) for load in loads)
+        most = -(-most_connections(plans, e2e_s) // running.shard[1])
+        for warning in filter(None, () if simulated else (raise_descriptors(most),
+                                                          too_few_ports(most))):
+            print(f"loadgen: {warning}", file=sys.stderr)
+        summary["plan"] = plan_statement(args, plans)
+        unsaved = save(folder, "plan.json", {
+            **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
+            "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
+                         for plan in plans]}) or unsaved
+
+    def keep() -> None:
+        nonlocal unsaved
+        conclude(summary, args)
+        unsaved = (save(folder, "summary.json", summary)
+                   or save(folder, "report.html", page(summary)) or unsaved)
+
+    def go(e2e_s: float) -> Outcome:
+        nonlocal unsaved, running
+        number = len(summary["runs"])
         running = aligned(running, args.start_at, plans, number)
-        outcome = run_plan(plan, number, running, calibration, expected_s)
+        outcome = run_plan(plans[number], number, running, calibration, e2e_s)
         summary["runs"].append(summarise(outcome, slo, running.target.token_ids and not simulated,
                                          running.unique))
         summary["findings"], summary["advice"] = findings(summary), advice(summary)
@@ -9204,16 +9775,80 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
             summary["setup"] = setup_of(args, server_facts(running.target, wiring)
                                         if summary["target"]["url"] and any(
                                             r.ok for r in outcome.records) else {})
-        conclude(summary, args)
-        unsaved = (after_run(args, summary, outcome, running.start_ns)
-                   or save(folder, "summary.json", summary)
-                   or save(folder, "report.html", page(summary)) or unsaved)
-        if running.stop():
-            break
+        unsaved = after_run(args, summary, outcome, running.start_ns) or unsaved
+        keep()
+        return outcome
+
+    if args.find_goodput:
+        search_knee(args, slo, running, expected_s, summary, plan_more, go)
+        keep()
+    knee_rps = summary["goodput_search"]["rate_rps"] if args.find_goodput else None
+    if not args.find_goodput or (args.sweep == [] and knee_rps):
+        plan_more(loads_of(args, knee_rps), args.seed, expected_s)
+    while len(summary["runs"]) < len(plans) and not (summary["runs"] and running.stop()):
+        go(expected_s)
     if running.scraper:
         running.scraper.stop()
     summary["unsaved"] = journal.failed or unsaved
     return summary
+
+
+def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
+                summary: Dict[str, Any], plan_more: Callable[[Sequence[Load], int, float], None],
+                go: Callable[[float], Outcome]) -> None:
+    """Find the knee with real or simulated runs; the answer is summary["goodput_search"]."""
+    start_rps = float(f"{4 / expected_s:.2g}")
+    needed = clean_needed(slo.attainment)
+    print(f"loadgen: searching the knee: at most {args.max_requests:,} requests, some ten runs; "
+          f"{count(args.max_requests / start_rps)} s at {start_rps:g} req/s, less at higher rates. "
+          f"One run alone would need {needed:,} requests without a miss to show "
+          f"{slo.attainment:.4g}", file=sys.stderr)
+    quiet = running._replace(journal=Journal(None), workers=1)
+    e2e_s, idle_s = expected_s, None if running.engine else drained(quiet, args.seed, None)
+
+    def point(rate_rps: float, n: int, number: int) -> Optional[PointResult]:
+        nonlocal e2e_s
+        if number and not running.engine:
+            drained(quiet, args.seed, idle_s)
+        ramp_s = e2e_s if args.ramp is None else args.ramp
+        load = Load(rate_rps, args.concurrency, args.burstiness, None, n / rate_rps, ramp_s)
+        plan_more([load], args.seed + number, e2e_s)
+        result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
+        e2e_s = seconds_in(result) if any(s.ok for s in result.samples) else e2e_s
+        print(f"loadgen: {rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the "
+              f"SLO, {result.verdict}", file=sys.stderr)
+        return None if running.stop() else result
+
+    summary["goodput_search"] = find_goodput(point, slo.attainment, args.max_requests, start_rps,
+                                             args.burstiness, args.seed)._asdict()
+
+
+def point_of(outcome: Outcome, slo: Slo, verdict: str) -> PointResult:
+    """A run as a point of the search."""
+    records, start_ns = sorted(outcome.records, key=lambda r: r.due_ns), outcome.start_ns
+    samples = [Sample((r.due_ns - start_ns) * NS, None if r.end_ns is None or r.cls == "cancelled"
+                      else (r.end_ns - start_ns) * NS, r.measured and slo.met(r), r.measured, r.ok,
+                      r.n_in_planned or r.n_in or 1, r.n_out or r.n_out_planned) for r in records]
+    ends_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
+    return PointResult(outcome.plan.load.rate_rps or 0.0, verdict, len(records),
+                       (ends_ns - start_ns) * NS, samples)
+
+
+def drained(r: Running, seed: int, idle_s: Optional[float]) -> Optional[float]:
+    """Wait until the server answers a short request as an idle one does: in how long [s].
+
+    idle_s: what that took before the first point; None: find out. Gives up after DRAINED_S.
+    """
+    short = parse_lengths("16")
+    end_s = time.perf_counter() + DRAINED_S
+    while True:
+        outcome, _ = warm_pass([16], 1, Work(short, short, 0, 1), seed, r, ONE_A_WORD)
+        record = outcome.records[0]
+        took_s = record.since(record.first_ns, record.sent_ns)
+        if r.stop() or idle_s is None or time.perf_counter() > end_s or (
+                took_s is not None and took_s < IDLE_TIMES * idle_s + IDLE_SPARE_S):
+            return took_s
+        time.sleep(SWEEP_S)
 
 
 def simulated_statement(args: Any) -> Optional[Dict[str, Any]]:
@@ -9330,7 +9965,9 @@ def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
         return 1
     judged = [*runs, *(part for run in runs for part in (run.get("classes") or {}).values()
                        if any(part["slo"].values()))]
-    if args.gate and any((part["attainment"] or 0) < args.slo_attainment for part in judged):
+    missed = (summary["goodput_search"]["rate_rps"] is None if args.find_goodput else
+              any((part["attainment"] or 0) < args.slo_attainment for part in judged))
+    if args.gate and missed:
         return 3
     return 0
 
