@@ -3747,13 +3747,8 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
         (engine, engine), (arch or d.gpu.name, arch),
         (f"{bits}-bit weights on {arch or d.gpu.name}", f"{arch}/{bits}")) if word not in known]
     wider = WIDER if absent else 1.0
-<<<<<<< HEAD
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
-=======
-    basis = (f"measured on {row['points']} points, {kind}, {', '.join(row['engines'])}; groups "
-             f"left out: median error {row['median']:.0%}")
->>>>>>> main
     if absent:
         basis = f"{absent[0]} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
@@ -3778,7 +3773,7 @@ def expected_terms(d: Deployment, batch: float, cal: Calibration, held: RankWeig
     weights = ((held.dense_bytes - held.unread_bytes) / cal.mbu
                + held.expert_bytes * touched / cal.expert_mbu) * d.pp / bandwidth
     kv = seqs * read_bytes(d, d.history_tokens) * d.pp / (bandwidth * cal.kv_mbu)
-    flop = (2 * seqs * dense_params(m) / d.tp + 2 * everywhere * expert_params(m) / d.expert_ranks)
+    flop = 2 * (seqs * dense_params(m) / d.tp + everywhere * expert_params(m) / d.expert_ranks)
     layers = (m.layers * cal.layer_s + m.expert_layers * cal.moe_layer_s
               + latent_layers(m) * cal.mla_layer_s)
     sent = collectives(d, seqs) + context_collectives(d, seqs)
@@ -4838,15 +4833,10 @@ def say_expected(case: Case, answer: Answer) -> None:
                        output=max(2.0, d.output_tokens or ENDLESS))
     what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
             else "prefill not counted without --output-len")
-<<<<<<< HEAD
-    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited
-             else "; it does not fit: as if it did" if case.memory.pool_bytes <= 0 else "")
-=======
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
     if steady:
         return  # the plan says it, with the prefix cached
->>>>>>> main
     answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
@@ -4869,9 +4859,11 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
     answer.add(key + "kv_s", terms.kv_s, "s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * "
                "kv_mbu)", EXPECTATION, seqs_per_gpu=seqs, pp=d.pp, bandwidth=bandwidth,
                kv_read_per_seq=read_bytes(d, d.history_tokens), kv_mbu=cal.kv_mbu)
-    answer.add(key + "compute_s", terms.compute_s, "s", "flop_per_gpu / (peak * mfu)", EXPECTATION,
-               flop_per_gpu=flop_per_gpu(d, seqs, everywhere) * d.pp * d.stage_share,
-               peak=peak_flop_s(d), mfu=cal.mfu)
+    answer.add(key + "compute_s", terms.compute_s, "s", "2 * (seqs_per_gpu * dense_params / tp + "
+               "seqs * expert_params / expert_ranks) / (peak * mfu)", EXPECTATION, seqs=everywhere,
+               seqs_per_gpu=seqs, dense_params=dense_params(d.model), tp=d.tp, mfu=cal.mfu,
+               expert_params=expert_params(d.model), expert_ranks=d.expert_ranks,
+               peak=peak_flop_s(d))
     answer.add(key + "layers_s", terms.layers_s, "s", "layers * layer_s + expert_layers * "
                "moe_layer_s + latent_layers * mla_layer_s", EXPECTATION, layers=d.model.layers,
                layer_s=cal.layer_s, expert_layers=d.model.expert_layers,
