@@ -149,8 +149,13 @@ def rows_of(z: Sequence[float]) -> List[Dict[str, Any]]:
 
 
 def logs(points: Sequence[Point], z: Sequence[float]) -> List[float]:
-    """log(expected / measured) of each point."""
-    tables = {"efficiency": rows_of(z), "bands": []}
+    """log(expected / measured) of each point for the logarithms of all knobs."""
+    return errors_of(points, rows_of(z))
+
+
+def errors_of(points: Sequence[Point], constants: Sequence[Mapping[str, Any]]) -> List[float]:
+    """log(expected / measured) of each point for the rows of the table `efficiency`."""
+    tables = {"efficiency": constants, "bands": []}
     cals: Dict[Any, capacity.Calibration] = {}
     found = []
     for p in points:
@@ -265,11 +270,13 @@ def kind_of(point: Point) -> str:
 OUTSIDE = 0.08  # of the points on each side of a band; under 10%, for the next group varies too
 
 
-def bands_of(points: Sequence[Point], outs: Sequence[float]) -> List[Dict[str, Any]]:
-    """The rows of the table `bands` from the errors of groups left out.
+def bands_of(points: Sequence[Point], inside: Sequence[float], outs: Sequence[float]
+             ) -> List[Dict[str, Any]]:
+    """The rows of the table `bands` from the errors in the fit and of groups left out of it.
 
     Quantiles of measured over expected, each group weighed by the square root of its points.
-    seen: points by engine, GPU generation and width of the weights, those of the fit.
+    fitted, median: median error in the fit, and left out of it. seen: points of the fit by engine,
+    GPU generation and width of the weights.
     """
     found = []
     for kind in ("dense", "MoE"):
@@ -281,6 +288,7 @@ def bands_of(points: Sequence[Point], outs: Sequence[float]) -> List[Dict[str, A
                        for p in (points[i] for i in used))
         found.append({"name": kind, "low": math.exp(quantile(each, OUTSIDE)),
                       "high": math.exp(quantile(each, 1 - OUTSIDE)),
+                      "fitted": median(abs(math.exp(inside[i]) - 1) for i in used),
                       "median": median(abs(math.exp(outs[i]) - 1) for i in used),
                       "seen": dict(sorted(seen.items()))})
     return found
@@ -339,8 +347,8 @@ def error_text(errors: Iterable[float]) -> str:
 def held_share(points: Sequence[Point], outs: Sequence[float], group: str) -> float:
     """Share of a left-out group's points that the band made from the other groups holds."""
     rest = [i for i, p in enumerate(points) if p.group != group]
-    bands = {row["name"]: row for row in bands_of([points[i] for i in rest],
-                                                  [outs[i] for i in rest])}
+    others = [outs[i] for i in rest]
+    bands = {row["name"]: row for row in bands_of([points[i] for i in rest], others, others)}
     inside = [bands[kind_of(p)]["low"] <= math.exp(-error) <= bands[kind_of(p)]["high"]
               for p, error in zip(points, outs) if p.group == group]
     return sum(inside) / len(inside)
@@ -370,13 +378,14 @@ def main(argv: Sequence[str]) -> int:
     used = [p for p in every if not p.aside]
     z = fitted(used)
     without = left_out(used, z)
-    inside = logs(every, z)
+    constants = noted(rows_of(z))
+    inside = errors_of(every, constants)
     outs = [0.0] * len(every)
     for group, other in without.items():
         which = [i for i, p in enumerate(every) if p.group == group]
         for i, value in zip(which, logs([every[i] for i in which], other)):
             outs[i] = value
-    constants, bands = noted(rows_of(z)), rounded(bands_of(every, outs))
+    bands = rounded(bands_of(every, inside, outs))
     report(every, inside, outs)
     for row in [*constants, *bands]:
         print(json.dumps(row))
