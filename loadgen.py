@@ -9965,7 +9965,8 @@ def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
         return 1
     judged = [*runs, *(part for run in runs for part in (run.get("classes") or {}).values()
                        if any(part["slo"].values()))]
-    missed = (summary["goodput_search"]["rate_rps"] is None if args.find_goodput else
+    search = summary.get("goodput_search")
+    missed = (search["rate_rps"] is None if search else
               any((part["attainment"] or 0) < args.slo_attainment for part in judged))
     if args.gate and missed:
         return 3
