@@ -5157,6 +5157,7 @@ SEARCH_SPAN = 1024.0  # how far from the first rate the search goes, as a factor
 LIMITED = "CLIENT-LIMITED"
 ARRIVALS = 12_000, 100_000  # that the model is replayed over, on the way and at the end
 SEARCH_START_N, SEARCH_MOST_N = 60, 900  # measured requests of the first points, of the longest
+STAY = 3.0  # E2Es that a point's window is long: a queue must have time to grow
 NEAR = 1.25  # rates within this factor of the knee teach the model most
 MODEL_SD, MODEL_SD_N = 0.03, 1.2  # log error of the model's knee: sqrt(sd^2 + this / requests)
 PRECISION = 0.04  # half the 95% interval, of the rate: settled
@@ -5501,10 +5502,10 @@ def softplus(x: float) -> float:
 
 def rough_knee(points: Sequence[PointResult], target: float) -> float:
     """The log rate between the last point that met the target and the first that did not."""
-    good = [p.rate_rps for p in points if sum(p.met) >= target * len(p.met)]
-    bad = [p.rate_rps for p in points if sum(p.met) < target * len(p.met)]
-    low = max(good, default=min(bad, default=1.0))
-    return math.log(math.sqrt(low * min((r for r in bad if r > low), default=low)))
+    bad = min((p.rate_rps for p in points if fails(p, target)), default=math.inf)
+    good = max((p.rate_rps for p in points if not fails(p, target) and p.rate_rps < bad),
+               default=bad)
+    return math.log(math.sqrt(good * min(bad, 2 * good)))
 
 
 def estimate(points: Sequence[PointResult], target: float, burstiness: float, seed: int,
@@ -5535,6 +5536,8 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     if near:
         rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
     told = sum(len(part) for _, part in near)
+    if not 0.5 < rate / math.exp(rough_knee(points, target)) < 1.5:
+        return None  # it has not seen enough
     return math.log(rate), math.sqrt(MODEL_SD**2 + MODEL_SD_N / (told + 30)), slope
 
 
@@ -5554,7 +5557,7 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
     why = "the requests were spent before the interval was narrow"
     while True:
         rate = float(f"{rate:.3g}")
-        n = min(n, affordable(points, rate, budget))
+        n = affordable(points, rate, budget, n)
         point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
         if point is None:
             why = "interrupted" if n >= SEARCH_START_N // 2 else why
@@ -5570,8 +5573,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
                 return answer(points, None, target, max(good), "this client could not send more: "
                               "a lower bound, --workers or another machine go further")
         elif not bad and usable:
-            crowded = seconds_in(usable[-1]) > 1.5 * min(map(seconds_in, usable))
-            rate *= 1.4 if crowded else 2.0
+            rate = further(usable)
+            n = max(SEARCH_START_N, math.ceil(STAY * rate * seconds_in(point)))
             if rate > SEARCH_SPAN * start_rps:
                 return answer(points, None, target, max(good), "no rate tried missed the SLO: a "
                               "lower bound")
@@ -5589,11 +5592,27 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
             if width < 2 * PRECISION and long > 3 * clean_needed(target) and sound:
                 why = ""
                 break
-            rate = min(fit.rate_rps * STEPS[len(points) % len(STEPS)], 0.95 * ceiling)
-            n = SEARCH_MOST_N if width < 0.4 and long >= 200 else SEARCH_MOST_N // 3
+            rate = min(fit.rate_rps * STEPS[len(points) % len(STEPS)], 0.95 * ceiling,
+                       NEAR * min(bad))
+            n = max(SEARCH_MOST_N if width < 0.4 and long >= 200 else SEARCH_MOST_N // 3,
+                    math.ceil(STAY * rate * seconds_in(point)))
     if fit is not None:
         fit = estimate(usable, target, burstiness, seed, ARRIVALS[1], fit.rate_rps)
     return answer(points, fit, target, None, why)
+
+
+def further(points: Sequence[PointResult]) -> float:
+    """The next rate while none has missed: twice the last, or short of where the server is full.
+
+    Two points tell where that is: with work shared, E2E is a / (1 - rate / full).
+    """
+    last = points[-1].rate_rps
+    before = [p for p in points if p.rate_rps < last]
+    if not before:
+        return 2 * last
+    grown = seconds_in(points[-1]) / seconds_in(before[-1])
+    full = ((grown * last - before[-1].rate_rps) / (grown - 1)) if grown > 1.02 else math.inf
+    return min(2 * last, max(1.2 * last, 0.9 * full))
 
 
 def seconds_in(point: PointResult) -> float:
@@ -5602,19 +5621,23 @@ def seconds_in(point: PointResult) -> float:
     return math.fsum(took) / len(took) if took else math.inf
 
 
-def affordable(points: Sequence[PointResult], rate_rps: float, budget: int) -> int:
-    """Requests that a point at this rate can still measure, its ramp and its tail considered."""
-    spare = budget - sum(p.requests for p in points)
+def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: int) -> int:
+    """Requests that a point at this rate is to measure: n, or more where its ramp and its tail
+    cost more than that, or what is left where that would not pay for another point."""
+    spare = 0.95 * (budget - sum(p.requests for p in points))
+    extra = 0.0
     if points:
         last = points[-1]
-        spare -= math.ceil((last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps))
-    return math.floor(0.94 * spare)
+        extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps)
+    n = max(n, round(1.5 * extra))
+    return math.floor(spare - extra) if spare < 2 * (n + extra) - n / 2 else n
 
 
 def fails(point: PointResult, target: float) -> bool:
     """Whether a point looks like missing the target: grows, or misses beyond chance."""
-    missed = len(point.met) - sum(point.met)
-    return point.verdict == "UNSTABLE" or missed > max(2.0, 2 * (1 - target) * len(point.met))
+    n = len(point.met)
+    return (n - sum(point.met) > max(2.0, 2 * (1 - target) * n)
+            or point.verdict == "UNSTABLE" and n >= clean_needed(target))
 
 
 def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
@@ -5625,7 +5648,8 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
     for p in points:
         n, met = len(p.met), sum(p.met)
         low, high = share_interval(met, n / factor if met < n else n, n)
-        verdict = p.verdict if p.verdict != "VALID" else (
+        verdict = p.verdict if p.verdict == LIMITED or fails(p, target) and (
+            p.verdict == "UNSTABLE") else (
             "meets" if low >= target else "misses" if high < target else "open")
         rows.append({"rate_rps": p.rate_rps, "offered": n, "attainment": met / n if n else None,
                      "low": low, "high": high, "verdict": verdict, "requests": p.requests})
