@@ -5637,7 +5637,7 @@ def fails(point: PointResult, target: float) -> bool:
     """Whether a point looks like missing the target: grows, or misses beyond chance."""
     n = len(point.met)
     return (n - sum(point.met) > max(2.0, 2 * (1 - target) * n)
-            or point.verdict == "UNSTABLE" and n >= clean_needed(target))
+            or (point.verdict == "UNSTABLE" and n >= clean_needed(target)))
 
 
 def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
@@ -5648,8 +5648,8 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
     for p in points:
         n, met = len(p.met), sum(p.met)
         low, high = share_interval(met, n / factor if met < n else n, n)
-        verdict = p.verdict if p.verdict == LIMITED or fails(p, target) and (
-            p.verdict == "UNSTABLE") else (
+        verdict = p.verdict if p.verdict == LIMITED or (fails(p, target) and (
+            p.verdict == "UNSTABLE")) else (
             "meets" if low >= target else "misses" if high < target else "open")
         rows.append({"rate_rps": p.rate_rps, "offered": n, "attainment": met / n if n else None,
                      "low": low, "high": high, "verdict": verdict, "requests": p.requests})
