@@ -695,6 +695,8 @@ def settle(args: Any, pasted: bool) -> None:
     if args.serve or args.merge or args.diff or args.selftest:
         return
     args.deployed = deployed(args)
+    if args.report and args.gate:
+        raise UserError("--report prints a run again; --gate judges a run, or --merge")
     if args.report:
         return
     if args.url is None and not own:
@@ -2317,7 +2319,7 @@ HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 WHOLE = (b"}\n\n\r\n", b"}\r\n\r\n\r\n")  # a chunk that ends with its event
 CODING_HEADERS = ("content-encoding", "transfer-encoding")
 DOCUMENT_STARTS = (b"{", b"[", b"<")
-MISSHAPEN = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+MISSHAPEN = (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
 NO_TWIN = (b"\0", b"\0")  # no event begins or ends so
@@ -4434,7 +4436,8 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
     inside = [row for row in known if open_ns <= row["t_ns"] <= close_ns]
 
     def gauge(name: str) -> Dict[str, Optional[float]]:
-        values = [row[name] for row in inside if name in row]
+        most = 1.0 if name in ("kv_usage", "spec_rate") else ABSURD
+        values = [row[name] for row in inside if 0 <= row.get(name, -1) <= most]
         return {"mean": sum(values) / len(values) if values else None,
                 "max": max(values, default=None)}
 
@@ -4456,7 +4459,8 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
         "engine": last["engine"], "samples": len(inside), "queue_depth": gauge("waiting"),
         "running": gauge("running"), "kv_usage": gauge("kv_usage"),
         "preemptions": counted("preemptions"),
-        "prefix_hit_rate": hits / queries if hits is not None and queries else None,
+        "prefix_hit_rate": hits / queries if hits is not None and queries and hits <= queries
+        else None,
         "prefix_hits": hits, "prefix_queries": queries,
         "spec_acceptance": accepted / drafted if accepted is not None and drafted
         else gauge("spec_rate")["mean"] or None,
@@ -4495,6 +4499,10 @@ def server_warnings(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any],
     return [text for wrong, text in (
         (lost, f"{len(lost)} of {len(rows)} readings of the metrics failed"
          + (f": {lost[0].get('why')}" if lost else "")),
+        (any(not 0 <= row.get("kv_usage", 0) <= 1 or min(
+            row.get("running", 0), row.get("waiting", 0)) < 0 for row in rows),
+         "gauges of the metrics are out of any range and were left out: they are not to be "
+         "trusted"),
         (bad, f"{bad} lines of the metrics make no sense and were left out"),
         (reset, "counters of the metrics went down: the engine restarted, or a balancer answers "
          "for several")) if wrong]
@@ -4792,10 +4800,13 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     for r in records:
         if not r.ok:
             failures[r.cls] = failures.get(r.cls, 0) + 1
-    offered = len(records)
+    lost = sum(h.turns_lost for h in outcome.health)  # turns that failed ones before them cost
+    if lost:
+        failures["unsent"] = failures.get("unsent", 0) + lost
+    offered = len(records) + lost
     rate = offered_rate(plan, records, span_s)
     attainment = met / offered if offered else None
-    met_series = [1.0 if slo.met(r) else 0.0 for r in records]
+    met_series = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
     worth = offered / autocorrelation_factor(met_series) if offered else 0.0
     summary: Dict[str, Any] = {
         "offered": offered, "sent": sum(r.sent_ns is not None for r in records),
@@ -4804,7 +4815,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
         "simulated": outcome.simulated,
         "attainment": attainment if slo.any else None,
-        "attainment_interval": share_interval(met, worth, offered) if slo.any else None,
+        "attainment_interval": share_interval(met, worth, offered) if slo.any and offered else None,
         "goodput_rps": rate * attainment if slo.any and rate is not None
         and attainment is not None else None,
     }
@@ -4816,7 +4827,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     summary["classes"] = {c.name: part_of(
         [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
         offered) for c in plan.work.classes} or None
-    summary["turns"] = {"lost": sum(h.turns_lost for h in outcome.health), **{name: part_of(
+    summary["turns"] = {"lost": lost, **{name: part_of(
         [r for r in records if (r.turn > 0) == later], slo, span_s, rate, offered)
         for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
     summary["client"] = client_summary(outcome, records)
@@ -5126,7 +5137,7 @@ def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, 
     lost = (summary.get("turns") or {}).get("lost")
     if lost:
         found.append(f"{lost} later turns were never due: an earlier one of their session failed; "
-                     "they are in no figure")
+                     "they count as unsent, misses")
     if summary["n_out_estimated"]:
         found.append(f"{summary['n_out_estimated']} answers came without usage: their tokens are "
                      "counted as events, an estimate")
@@ -5545,19 +5556,25 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
 Measure = Callable[[float, int, int], Optional[PointResult]]
 
 
+ALONE = ("requests miss the SLO even with less than one in flight: no rate meets the target; look "
+         "at the SLO, the lengths and the failures")
+
+
 def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
-                 burstiness: float = 1.0, seed: int = 1) -> Search:
+                 burstiness: float = 1.0, seed: int = 1, least_s: float = 0.0) -> Search:
     """The highest rate whose attainment meets the target, in about `budget` requests at most.
 
     Doubles or halves from start_rps until one rate is fine and one is not, then measures around
-    the estimate, longer each time, until its interval is narrow.
+    the estimate, longer each time, until its interval is narrow. A window lasts least_s at least:
+    in less than a few times the SLO nothing can miss it. What misses with nobody else in flight
+    no lower rate mends.
     """
     points: List[PointResult] = []
     rate, n, fit = start_rps, SEARCH_START_N, None
     why = "the requests were spent before the interval was narrow"
     while True:
         rate = float(f"{rate:.3g}")
-        n = affordable(points, rate, budget, n)
+        n = affordable(points, rate, budget, max(n, math.ceil(rate * least_s)))
         point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
         if point is None:
             why = "interrupted" if n >= SEARCH_START_N // 2 else why
@@ -5567,6 +5584,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
         good = [p.rate_rps for p in usable if not fails(p, target)]
         bad = [p.rate_rps for p in usable if fails(p, target)]
         ceiling = min((p.rate_rps for p in points if p.verdict == LIMITED), default=math.inf)
+        if any(fails(p, target) and p.rate_rps * seconds_in(p) < 1 for p in usable):
+            return answer(points, None, target, None, ALONE)
         if good and not bad and ceiling < math.inf:
             rate, n = max(good), clean_needed(target)
             if sum(len(p.met) for p in usable if p.rate_rps == rate) >= n:
@@ -5586,6 +5605,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
         else:
             fit = estimate(usable, target, burstiness, seed, ARRIVALS[0],
                            fit.rate_rps if fit else math.exp(rough_knee(usable, target)))
+            if fit.high_rps * min(map(seconds_in, usable)) < 1:
+                return answer(points, None, target, None, ALONE)
             width = math.log(fit.high_rps / fit.low_rps)
             long = sum(len(p.met) for p in usable if 1 / NEAR < p.rate_rps / fit.rate_rps < NEAR)
             sound = any(len(p.met) >= 200 and not fails(p, target) for p in usable)
@@ -6426,8 +6447,8 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
             if value}
 
 
-def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None
-             ) -> Dict[str, Any]:
+def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None,
+             redacted: Callable[[str], str] = str) -> Dict[str, Any]:
     """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
 
     Sources in the order in which they are believed: --metadata, the server, the deployment file.
@@ -6451,7 +6472,7 @@ def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, An
                           ("deployment file", planned.items())):
         for name, value in pairs:
             if value:
-                facts.setdefault(name, []).append([str(value), source])
+                facts.setdefault(name, []).append([redacted(str(value)), source])
     for name, old in (known or {}).items():
         facts[name] = facts.get(name, []) + [p for p in old or [] if p not in facts.get(name, [])]
     return {name: facts.get(name) for name in dict.fromkeys((*NAMED, *facts))}
@@ -6476,11 +6497,15 @@ def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
     order = by_rate(runs)
     met = {i for i in order if (runs[i]["attainment"] or 0) >= slo["attainment"]}
     good = [i for i in order if i in met and runs[i]["verdict"] == "VALID"
+            and not dig(runs[i], "client", "interrupted")
             and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
         return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
                       + f" at {figure(limit)}/s or less" * (limit < math.inf))
     best, notes = good[-1], []
+    if limit < math.inf and (runs[best]["rate_rps"] or 0) < 0.95 * limit:
+        notes.append(f"the knee found is {figure(limit)}/s, and no VALID run just under it: "
+                     "figures and cost are of this lower rate")
     if runs[best]["attainment_interval"][0] < slo["attainment"]:
         notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
                      f"{slo['attainment']:.0%}")
@@ -7049,6 +7074,10 @@ def with_infinities(value: Any) -> Any:
 def report_command(args: Any) -> int:
     """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
     path = os.path.join(args.report, "summary.json")
+    if os.path.exists(os.path.join(args.report, "plan.json")) and not os.path.exists(path):
+        done = len(load_run(args.report).records)
+        raise UserError(f"{args.report}: the run did not end, so it has no summary; its "
+                        f"{done:,} finished requests are in requests.jsonl")
     summary = read_json(path)
     try:
         summary["runs"] = with_infinities(summary["runs"])
@@ -8516,6 +8545,11 @@ def settle_tools(args: Any, pasted: bool) -> None:
         raise UserError(f"--{asked[0]} goes alone: no URL, no --mock, no other such flag")
     if (args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]):
         raise UserError(f"--compat and --save-result do not go with --{asked[0]}")
+    alone = [name for name, on in (("simulate", args.simulate is not None),
+                                   ("find-goodput", args.find_goodput or args.sweep == [])) if on]
+    if alone and (args.shard or args.start_at or args.selftest):
+        other = "--shard" if args.shard else "--start-at" if args.start_at else "--selftest"
+        raise UserError(f"--{alone[0]} and {other} do not go together: it is one client's affair")
     if args.shard:
         if args.saves or args.compat or args.gate:
             raise UserError("--save-result, --compat and --gate would judge one shard's share; "
@@ -8779,6 +8813,8 @@ def load_run(path: str) -> Saved:
     except MISSHAPEN:
         raise UserError(f"{at} line {len(records) + 1}: not a line that this loadgen writes"
                         ) from None
+    if len({(r.run, r.id) for r in records}) < len(records):
+        raise UserError(f"{at} holds a request twice: it is not of one run of its plan.json")
     return Saved(path, plan, summary, records)
 
 
@@ -8830,6 +8866,9 @@ PLAN_KEYS = ("seed", "rates", "lengths", "arrival_process", "burstiness", "concu
 
 def same_plan(a: Saved, b: Saved) -> None:
     """UserError naming the difference where two runs are not of the same plan."""
+    if bool(a.plan.get("shard")) != bool(b.plan.get("shard")):
+        raise UserError(f"of {a.path} and {b.path} one is a shard and the other is not; --merge "
+                        "the shards first")
     if a.plan.get("hash") == b.plan.get("hash"):
         return
     found = [f"{key} {json.dumps(a.plan.get(key))} against {json.dumps(b.plan.get(key))}"
@@ -9440,6 +9479,7 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
 # ---- 12. The command line ----------------------------------------------------------------------
 
 
+WINDOWS = 5.0  # a point of the search lasts so many times the SLO: misses take time to show
 AROUND = 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.3  # --sweep auto: of the knee
 IDLE_TIMES, IDLE_SPARE_S, DRAINED_S = 3.0, 0.05, 120.0  # an idle server answers so much slower
 
@@ -9798,7 +9838,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         if number == 0:
             summary["setup"] = setup_of(args, server_facts(running.target, wiring)
                                         if summary["target"]["url"] and any(
-                                            r.ok for r in outcome.records) else {})
+                                            r.ok for r in outcome.records) else {},
+                                        redacted=wiring.redacted)
         unsaved = after_run(args, summary, outcome, running.start_ns) or unsaved
         keep()
         return outcome
@@ -9844,7 +9885,8 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
         return None if running.stop() else result
 
     summary["goodput_search"] = find_goodput(point, slo.attainment, args.max_requests, start_rps,
-                                             args.burstiness, args.seed)._asdict()
+                                             args.burstiness, args.seed, WINDOWS * max(
+                                                 slo.ttft_s or 0.0, slo.e2e_s or 0.0))._asdict()
 
 
 def point_of(outcome: Outcome, slo: Slo, verdict: str) -> PointResult:
