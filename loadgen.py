@@ -708,6 +708,11 @@ def settle(args: Any, pasted: bool) -> None:
         limit = dig(args.deployed, "slo", f"{name}_s")
         if limit and getattr(args, f"slo_{name}_ms") is None:
             setattr(args, f"slo_{name}_ms", limit / MS)
+    if not (args.trace or args.prompts or args.mix or args.workload):
+        for name, key in (("input_len", "input"), ("output_len", "output")):
+            text = dig(args.deployed, "lengths", key)
+            if text and getattr(args, name) is None:
+                setattr(args, name, token_lengths(str(text)))
     settle_traffic(args)
     if args.rate is None and not args.sweep and args.concurrency is None and not (
             args.find_goodput):
@@ -1197,11 +1202,14 @@ def block_of(path: str, rows: Sequence[TraceRow]) -> int:
     return best
 
 
+YEARS_NS = 10 * 365 * 24 * 3600 * SECOND_NS  # no trace has a gap so long
+
+
 def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
              ) -> Iterator[TraceRow]:
     """The rows in time order, in ns; what goes back too far, or changes units, is a UserError."""
     held: List[Tuple[int, TraceRow]] = []
-    newest = before = None
+    newest: Optional[TraceRow] = None
     widest_ns, suspect, moved = 0, 0, []
     for count_, row in enumerate(rows):
         time = row.time if unit_ns == SECOND_NS else row.time * unit_ns // SECOND_NS
@@ -1212,15 +1220,18 @@ def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
                                 f"{figure((newest.time - time) * NS)} s from line {newest.line}: "
                                 "sort the file by time, or mend its units if they are mixed")
             moved.append(row.line)
-        elif newest is not None and before is not None:
+        elif newest is not None:
             gap_ns = time - newest.time
+            if gap_ns > YEARS_NS:
+                raise UserError(f"{path} line {row.line} is {gap_ns // YEARS_NS:,} decades after "
+                                f"line {newest.line}: units are mixed")
             if suspect and gap_ns > 30 * widest_ns:
                 raise UserError(f"{path} line {suspect}: from here on times are about a thousand "
                                 "times as far apart: units are mixed")
             suspect = row.line if (count_ > 2 and widest_ns and gap_ns > 100 * widest_ns
                                    and time > 100 * newest.time) else 0
             widest_ns = widest_ns if suspect else max(widest_ns, gap_ns)
-        before, newest = newest, row if newest is None or time >= newest.time else newest
+        newest = row if newest is None or time >= newest.time else newest
         heapq.heappush(held, (time, row))
         while held and newest is not None and held[0][0] < newest.time - BACKWARD_NS:
             yield heapq.heappop(held)[1]
@@ -5065,6 +5076,13 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
                                "length of the run; lower the rate or add capacity")
     if not summary["completed"]:
         return "VALID", ["no request succeeded" if records else "nothing was due"]
+    ends = [r.end_ns - r.due_ns for r in records if r.ok and r.end_ns is not None]
+    spread_ns = records[-1].due_ns - records[0].due_ns
+    drain_ns = max((r.end_ns or 0 for r in records), default=0) - records[-1].due_ns
+    if not reasons and not outcome.plan.load.closed and len(records) >= 10 and (
+            drain_ns > 2 * spread_ns > 0 and drain_ns > 5 * min(ends)):
+        reasons.append(f"the requests of {figure(spread_ns * NS)} s took {figure(drain_ns * NS)} s "
+                       "more to be answered: more was asked than the server can do")
     return ("UNSTABLE", reasons[:1]) if reasons else ("VALID", [])
 
 
@@ -5965,8 +5983,6 @@ def few_hits(c: Case) -> str:
 
 def cpu_bound(c: Case) -> str:
     """Little output with room to spare: the client, the API server, or work for each sequence."""
-    if c.run["verdict"] == "CLIENT-LIMITED":
-        return f"it is the client: {c.run['reasons'][0]}; more --workers, or another machine"
     cpu = c.server("cpu_share")
     harmed = c.run["verdict"] == "UNSTABLE" or (
         c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
@@ -6042,7 +6058,7 @@ FINDINGS = (
 def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """Each symptom that shows: figures of the first run that shows it, the others named.
 
-    Of a run that its client spoilt only that is said.
+    A run that its client spoilt says nothing of the server.
     """
     runs = summary["runs"]
     sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
@@ -6052,8 +6068,7 @@ def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
     for rule in FINDINGS:
         shown = []
         for number, run in enumerate(runs):
-            spoilt = run["verdict"] == "CLIENT-LIMITED" and rule.evidence is cpu_bound
-            if spoilt or any(run is other for other in sound):
+            if any(run is other for other in sound):
                 text = rule.evidence(Case(run, sound, summary["slo"], summary["plan"]))
                 shown += [(number, text)] if text else []
         if shown:
@@ -6092,8 +6107,9 @@ ADVICE = (  # what to say, and when; %s is what the test gives
     ("ASK   no run at low load, so bandwidth and prefill cannot be told from the batch and the "
      "queue: add one at about %s req/s", no_low_load),
     ("ASK   no SLO was given, so what is high at low load cannot be said: --slo-ttft-ms and "
-     "--slo-tpot-ms%s", lambda summary: "" if any(
-         summary["slo"][key] for key in ("ttft_s", "tpot_s")) else " "),
+     "--slo-tpot-ms%s", lambda summary: "" if any(slo[key] for slo in (
+         summary["slo"], *summary["slo"].get("classes", {}).values())
+         for key in ("ttft_s", "tpot_s")) else " "),
     ("ASK   out of memory at start-up shows only in the engine's start-up log: capacity.py "
      "--startup-log FILE reads it%s", lambda summary: " "),
 )
@@ -6207,9 +6223,9 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                               else "; no SLO given, so no goodput")
              + ("; each class is judged by its own SLO" if slo.get("classes") else "")]
     if "~" in rows:
-        fewest = min(run["ttft_s"].get("n_effective") or 0 for run in runs)
+        fewest = min((run["ttft_s"].get("n_effective") or 0, run["offered"]) for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
-                     f"smallest run had {fewest:.0f}")
+                     f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
     knee = (find_knee(runs, slo["attainment"]) if "goodput_search" not in summary
@@ -6337,7 +6353,8 @@ def setup_lines(summary: Mapping[str, Any]) -> List[str]:
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
     prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
-              if plan["shared_prefix_len"] else "none shared")
+              if plan["shared_prefix_len"] else "as the traffic has it" if plan.get("traffic")
+              else "none shared")
     lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
                  f"{prefix}; length by {run['input_source']}: "
                  f"{optional(run['input_tokens_mean'], '{:.1f}')} tokens counted for "
@@ -6847,13 +6864,15 @@ def runs_table(summary: Mapping[str, Any]) -> str:
     columns = [c for c in TABLE if c.head in COLUMNS]
     heads, rows = [COLUMNS[c.head][0] for c in columns], []
     costs = dig(summary, "cost", "per_1m_output_by_run")
-    for i, run in enumerate(summary["runs"]):
+    order = by_rate(summary["runs"])
+    for i, run in ((i, summary["runs"][i]) for i in order):
         rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
                           dig(run, *COLUMNS[c.head][1:])) for c in columns])
         if costs:
             rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
     notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
     where = dig(summary, "operating_point", "run")
+    where = where if where is None else order.index(where)
     return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
                  where) + "".join(
         f'<p class="note">{esc(line)}</p>\n' for line in notes)
@@ -6945,7 +6964,7 @@ def remarks(summary: Mapping[str, Any]) -> str:
         lines = [*run["reasons"], *(f"warning: {w}" for w in run["warnings"]),
                  *(f"{e['count']} x {e['class']}: {e['error']}" for e in run["errors"])]
         if lines or run["verdict"] != "VALID":
-            found += (f"<h3>{esc(run_name(run))}: {esc(run['verdict'])}</h3><ul>"
+            found += (f"<h3>{esc(run_name(run))}: {esc(verdict_text(run))}</h3><ul>"
                       + "".join(f"<li>{esc(line)}</li>" for line in lines) + "</ul>\n")
     return found or "<p>Every run is VALID, without warnings or failures.</p>\n"
 
