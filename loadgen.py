@@ -301,7 +301,7 @@ def token_lengths(text: str) -> Lengths:
 
 
 TOKENS_PLANNED_MAX = 4_000_000
-SEARCH_REQUESTS = 3600
+SEARCH_REQUESTS = 3800
 
 
 def trace_window(text: str) -> Tuple[float, float]:
@@ -5185,11 +5185,14 @@ def in_ms(seconds: Optional[float]) -> str:
 SEARCH_SPAN = 1024.0  # how far from the first rate the search goes, as a factor
 LIMITED = "CLIENT-LIMITED"
 ARRIVALS = 12_000, 100_000  # that the model is replayed over, on the way and at the end
-SEARCH_START_N, SEARCH_MOST_N = 60, 900  # measured requests of the first points, of the longest
+SEARCH_START_N = 60  # measured requests of the first points; a quarter of the budget at most
 STAY = 3.0  # E2Es that a point's window is long: a queue must have time to grow
 NEAR = 1.25  # rates within this factor of the knee teach the model most
-MODEL_SD, MODEL_SD_N = 0.03, 1.2  # log error of the model's knee: sqrt(sd^2 + this / requests)
-PRECISION = 0.04  # half the 95% interval, of the rate: settled
+# The log error of the model's knee has a part for what the model leaves out, one for the requests
+# it was learnt from, and one for the share of misses at a level, over the slope.
+MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
+CLUSTER, CLUSTER_MISSES = 50.0, 5.0  # requests an independent miss stands for, before data
+PRECISION = 0.05  # half the 95% interval, of the rate: settled
 STEPS = (1.0, 1.06, 0.98, 1.03)  # around the estimate, in turn: the slope is learnt too
 
 
@@ -5433,7 +5436,7 @@ def model_knee(model: Model, unit_due: Sequence[float], works: Sequence[float], 
         value = odds(x)
         low, high = (x, high) if value <= 0 else (low, x)
         if before is not None and max(abs(value), abs(before[1])) < 5:
-            slope = min(60.0, max(2.0, (value - before[1]) / (x - before[0])))
+            slope = min(30.0, max(2.0, (value - before[1]) / (x - before[0])))
         if before is not None and (abs(value) < 0.1 or high - low < 0.005):
             return math.exp(x), slope
         before = x, value
@@ -5472,7 +5475,7 @@ def likeness(model: Model, points: Sequence[PointResult], lives: Sequence[List[L
 
 def clustering(points: Sequence[PointResult]) -> float:
     """How many requests one independent miss stands for, over points weighted by their misses."""
-    total, weight = 40.0, 2.0  # two misses' worth of 20, before any is seen
+    total, weight = CLUSTER * CLUSTER_MISSES, CLUSTER_MISSES
     for point in points:
         met = point.met
         missed = len(met) - sum(met)
@@ -5550,7 +5553,9 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     everything = [life for part in lives for life in part]
     close = [life for p, part in zip(points, lives) for life in part
              if 1 / NEAR < p.rate_rps / guess_rps < NEAR]
-    model = learn(everything, close if len(close) >= 400 else everything)
+    calm = [life for p, part in zip(points, lives) for life in part if 2 * sum(p.met) > len(p.met)]
+    model = learn(everything, close if len(close) >= 400 else calm if len(calm) >= 200
+                  else everything)
     if model is None:
         return None
     load = Load(1.0, None, burstiness, None, None, None)
@@ -5567,7 +5572,8 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     told = sum(len(part) for _, part in near)
     if not 0.5 < rate / math.exp(rough_knee(points, target)) < 1.5:
         return None  # it has not seen enough
-    return math.log(rate), math.sqrt(MODEL_SD**2 + MODEL_SD_N / (told + 30)), slope
+    variance = MODEL_SD**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
+    return math.log(rate), math.sqrt(variance), slope
 
 
 # (rate, requests to measure, number of the point) -> what it showed; None: interrupted
@@ -5633,7 +5639,7 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
                 break
             rate = min(fit.rate_rps * STEPS[len(points) % len(STEPS)], 0.95 * ceiling,
                        NEAR * min(bad))
-            n = max(SEARCH_MOST_N if width < 0.4 and long >= 200 else SEARCH_MOST_N // 3,
+            n = max(budget // (4 if width < 0.4 and long >= 200 else 12),
                     math.ceil(STAY * rate * seconds_in(point)))
     if fit is not None:
         fit = estimate(usable, target, burstiness, seed, ARRIVALS[1], fit.rate_rps)
@@ -5667,7 +5673,7 @@ def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: i
     extra = 0.0
     if points:
         last = points[-1]
-        extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps)
+        extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps) ** 2
     n = max(n, round(1.5 * extra))
     return math.floor(spare - extra) if spare < 2 * (n + extra) - n / 2 else n
 
@@ -5687,8 +5693,8 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
     for p in points:
         n, met = len(p.met), sum(p.met)
         low, high = share_interval(met, n / factor if met < n else n, n)
-        verdict = p.verdict if p.verdict == LIMITED or (fails(p, target) and (
-            p.verdict == "UNSTABLE")) else (
+        verdict = p.verdict if p.verdict == LIMITED or (
+            p.verdict == "UNSTABLE" and fails(p, target)) else (
             "meets" if low >= target else "misses" if high < target else "open")
         rows.append({"rate_rps": p.rate_rps, "offered": n, "attainment": met / n if n else None,
                      "low": low, "high": high, "verdict": verdict, "requests": p.requests})
