@@ -871,6 +871,7 @@ class Plan(NamedTuple):
     requests: Tuple[Planned, ...]  # count mode: all; window mode: to the expected end
     window_s: Tuple[float, float]  # measured: due in [open, close); (0, inf) in count mode
     hash: str  # of load, work and seed: equal plans have equal arrivals and lengths
+    tail_s: float = math.inf  # most that arrivals go on after the window
 
     def measured(self, due_s: float) -> bool:
         """Whether a request due then counts."""
@@ -3123,7 +3124,7 @@ class Source:
         self.sessions = 0  # begun and not over
         self.lost = 0
         self.turn_next = False
-        self.start_ns = 0
+        self.start_ns, self.over = 0, False
         while self.left and self.held < AHEAD_BYTES:
             self.prepare()
 
@@ -3145,8 +3146,9 @@ class Source:
     def next_ns(self, now_ns: int, driver: Union[Driver, Virtual]) -> Optional[int]:
         """When the next request is due [ns]; None when no more will come by itself."""
         if self.windowed:
-            closed = (now_ns - self.start_ns) * NS >= self.plan.window_s[1]
-            if closed and self.all_over(driver.measured_open == 0):
+            past_s = (now_ns - self.start_ns) * NS - self.plan.window_s[1]
+            self.over = past_s >= 0 and self.all_over(driver.measured_open == 0)
+            if self.over or past_s > self.plan.tail_s:
                 return None
         if not self.ready:
             self.prepare()
@@ -3212,7 +3214,7 @@ class Source:
 
     def abandons(self, driver: Union[Driver, Virtual]) -> bool:
         """Whether what is in flight is of no interest: window mode, all measured ones ended."""
-        return self.windowed and driver.stopped_ns is None
+        return self.over and driver.stopped_ns is None
 
 
 class Driver:
@@ -5191,8 +5193,9 @@ NEAR = 1.25  # rates within this factor of the knee teach the model most
 # The log error of the model's knee has a part for what the model leaves out, one for the requests
 # it was learnt from, and one for the share of misses at a level, over the slope.
 MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
-CLUSTER, CLUSTER_MISSES = 50.0, 5.0  # requests an independent miss stands for, before data
-PRECISION = 0.05  # half the 95% interval, of the rate: settled
+# Requests that an independent miss stands for, before data: this many, and of those in flight.
+CLUSTER, CLUSTER_CROWD, CLUSTER_MISSES = 20.0, 2.0, 5.0
+PRECISION = 0.035  # half the 95% interval, of the rate: settled
 STEPS = (1.0, 1.06, 0.98, 1.03)  # around the estimate, in turn: the slope is learnt too
 
 
@@ -5474,8 +5477,12 @@ def likeness(model: Model, points: Sequence[PointResult], lives: Sequence[List[L
 
 
 def clustering(points: Sequence[PointResult]) -> float:
-    """How many requests one independent miss stands for, over points weighted by their misses."""
-    total, weight = CLUSTER * CLUSTER_MISSES, CLUSTER_MISSES
+    """How many requests one independent miss stands for, over points weighted by their misses.
+
+    Before any is seen, a few times as many as were in flight: a crowd takes as long to go.
+    """
+    crowd = max((p.rate_rps * seconds_in(p) for p in points if p.met), default=0.0)
+    total, weight = CLUSTER_MISSES * (CLUSTER + CLUSTER_CROWD * crowd), CLUSTER_MISSES
     for point in points:
         met = point.met
         missed = len(met) - sum(met)
@@ -5496,7 +5503,7 @@ def fit_knee(points: Sequence[PointResult], target: float,
     """
     aim = log_odds(1 - target)
     centre, sd, slope = prior or (rough_knee(points, target), math.inf, 12.0)
-    factor = clustering([p for p in points if p.verdict != "UNSTABLE"])
+    factor = clustering([p for p in points if not fails(p, target)])
     xs = [centre + (i - 120) * 0.005 for i in range(241)]
     slopes = [slope * math.exp(0.25 * j) for j in range(-4, 5)]
     facts = []
@@ -5570,7 +5577,8 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     if near:
         rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
     told = sum(len(part) for _, part in near)
-    if not 0.5 < rate / math.exp(rough_knee(points, target)) < 1.5:
+    bad = [p.rate_rps for p in points if fails(p, target)]
+    if not min(p.rate_rps for p in points) < rate < NEAR * min(bad, default=math.inf):
         return None  # it has not seen enough
     variance = MODEL_SD**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
     return math.log(rate), math.sqrt(variance), slope
@@ -5598,7 +5606,7 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
     why = "the requests were spent before the interval was narrow"
     while True:
         rate = float(f"{rate:.3g}")
-        n = affordable(points, rate, budget, max(n, math.ceil(rate * least_s)))
+        n = affordable(points, rate, budget, max(n, math.ceil(rate * least_s)), fit is not None)
         point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
         if point is None:
             why = "interrupted" if n >= SEARCH_START_N // 2 else why
@@ -5617,7 +5625,7 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
                               "a lower bound, --workers or another machine go further")
         elif not bad and usable:
             rate = further(usable)
-            n = max(SEARCH_START_N, math.ceil(STAY * rate * seconds_in(point)))
+            n = max(SEARCH_START_N, min(budget // 8, math.ceil(STAY * rate * seconds_in(point))))
             if rate > SEARCH_SPAN * start_rps:
                 return answer(points, None, target, max(good), "no rate tried missed the SLO: a "
                               "lower bound")
@@ -5649,7 +5657,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
 def further(points: Sequence[PointResult]) -> float:
     """The next rate while none has missed: twice the last, or short of where the server is full.
 
-    Two points tell where that is: with work shared, E2E is a / (1 - rate / full).
+    Two points tell where that is: with work shared, E2E is a / (1 - rate / full). Once E2E has
+    grown by half, steps are small: a run far past the knee costs many requests.
     """
     last = points[-1].rate_rps
     before = [p for p in points if p.rate_rps < last]
@@ -5657,7 +5666,8 @@ def further(points: Sequence[PointResult]) -> float:
         return 2 * last
     grown = seconds_in(points[-1]) / seconds_in(before[-1])
     full = ((grown * last - before[-1].rate_rps) / (grown - 1)) if grown > 1.02 else math.inf
-    return min(2 * last, max(1.2 * last, 0.9 * full))
+    most = 1.4 if seconds_in(points[-1]) > 1.5 * min(map(seconds_in, points)) else 2.0
+    return min(most * last, max(1.2 * last, 0.9 * full))
 
 
 def seconds_in(point: PointResult) -> float:
@@ -5666,16 +5676,22 @@ def seconds_in(point: PointResult) -> float:
     return math.fsum(took) / len(took) if took else math.inf
 
 
-def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: int) -> int:
-    """Requests that a point at this rate is to measure: n, or more where its ramp and its tail
-    cost more than that, or what is left where that would not pay for another point."""
-    spare = 0.95 * (budget - sum(p.requests for p in points))
-    extra = 0.0
+def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: int,
+               bracketed: bool) -> int:
+    """Requests that a point at this rate is to measure: n at most, if that can be paid.
+
+    Between the brackets it is more where its ramp and its tail cost more than that, and all that
+    is left where that would not pay for another point.
+    """
+    spare, extra = 0.95 * (budget - sum(p.requests for p in points)), 0.0
     if points:
         last = points[-1]
         extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps) ** 2
+    most = math.floor(spare - extra)
+    if not bracketed:
+        return min(n, most)
     n = max(n, round(1.5 * extra))
-    return math.floor(spare - extra) if spare < 2 * (n + extra) - n / 2 else n
+    return most if most < 1.5 * n + extra else n
 
 
 def fails(point: PointResult, target: float) -> bool:
@@ -5688,7 +5704,7 @@ def fails(point: PointResult, target: float) -> bool:
 def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
            bound_rps: Optional[float], why: str) -> Search:
     """The search as reported: every point with its interval, and what it says."""
-    factor = clustering([p for p in points if p.verdict == "VALID"])
+    factor = clustering([p for p in points if not fails(p, target)])
     rows = []
     for p in points:
         n, met = len(p.met), sum(p.met)
@@ -9833,9 +9849,10 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     plans: List[Plan] = []
     unsaved = ""
 
-    def plan_more(loads: Sequence[Load], seed: int, e2e_s: float) -> None:
+    def plan_more(loads: Sequence[Load], seed: int, e2e_s: float, tail_s: float = math.inf
+                  ) -> None:
         nonlocal unsaved
-        plans.extend(make_plan(load, work, seed, e2e_s) for load in loads)
+        plans.extend(make_plan(load, work, seed, e2e_s)._replace(tail_s=tail_s) for load in loads)
         most = -(-most_connections(plans, e2e_s) // running.shard[1])
         for warning in filter(None, () if simulated else (raise_descriptors(most),
                                                           too_few_ports(most))):
@@ -9884,7 +9901,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
 
 
 def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
-                summary: Dict[str, Any], plan_more: Callable[[Sequence[Load], int, float], None],
+                summary: Dict[str, Any], plan_more: Callable[..., None],
                 go: Callable[[float], Outcome]) -> None:
     """Find the knee with real or simulated runs; the answer is summary["goodput_search"]."""
     start_rps = float(f"{4 / expected_s:.2g}")
@@ -9902,7 +9919,7 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
             drained(quiet, args.seed, idle_s)
         ramp_s = e2e_s if args.ramp is None else args.ramp
         load = Load(rate_rps, args.concurrency, args.burstiness, None, n / rate_rps, ramp_s)
-        plan_more([load], args.seed + number, e2e_s)
+        plan_more([load], args.seed + number, e2e_s, 2 * e2e_s)
         result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
         e2e_s = seconds_in(result) if any(s.ok for s in result.samples) else e2e_s
         print(f"loadgen: {rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the "
