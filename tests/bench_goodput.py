@@ -1,6 +1,6 @@
 """How near --find-goodput lands to the true knee, on the virtual clock.
 
-    python3 tests/bench_goodput.py [--seeds N] [--budget N] [--only CASE] [--truth]
+    python3 tests/bench_goodput.py [--seeds N] [--first N] [--budget N] [--only CASE] [--truth]
 
 Each case is an engine, lengths and an SLO, for Poisson arrivals and for burstiness 0.5. The true
 knee, the rate at which a very long run's attainment is 99%, is in the table below; --truth finds
@@ -84,12 +84,12 @@ def true_knee(case: Case, burstiness: float, folder: str) -> Tuple[float, List[s
     return math.exp(mean_x + (loadgen.log_odds(0.01) - mean_y) / slope), shown
 
 
-def judge(name: str, burstiness: float, seeds: int, budget: int, folder: str) -> str:
+def judge(name: str, burstiness: float, seeds: range, budget: int, folder: str) -> str:
     """The line of the table for one case."""
     case, begun = CASES[name], time.perf_counter()
     knee = case.knees_rps[burstiness]
     landings, covered, most = [], 0, 0
-    for seed in range(1, seeds + 1):
+    for seed in seeds:
         found = simulated(case, folder, "--find-goodput", "--max-requests", str(budget), "--seed",
                           str(1000 * seed), "--burstiness", str(burstiness))["goodput_search"]
         landings.append((found["rate_rps"] or 0.0) / knee)
@@ -97,7 +97,7 @@ def judge(name: str, burstiness: float, seeds: int, budget: int, folder: str) ->
         most = max(most, found["requests"])
     within = [sum(abs(x - 1) <= part for x in landings) for part in (0.10, 0.05)]
     return (f"{name:>5}  {burstiness:>5g}  {knee:>7.4g}  {within[0]:>6} {within[1]:>6} {covered:>6}"
-            f"  of {seeds:>3}  {most:>8,}  {(time.perf_counter() - begun) / seeds:>5.1f}  "
+            f"  of {len(seeds):>3}  {most:>8,}  {(time.perf_counter() - begun) / len(seeds):>5.1f}  "
             + " ".join(f"{x:.2f}" for x in landings))
 
 
@@ -105,10 +105,12 @@ def main() -> None:
     """Print the table, or the true knees."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1, help="the number of the first seed")
     parser.add_argument("--budget", type=int, default=loadgen.SEARCH_REQUESTS)
     parser.add_argument("--only")
     parser.add_argument("--truth", action="store_true")
     options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
     if not options.truth:
         print(" case  burst     knee     10%     5% covers      of  requests  s each  landings")
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +121,7 @@ def main() -> None:
                         knee, shown = true_knee(case, burstiness, folder)
                         print(name, burstiness, f"{knee:.4g}", *shown, flush=True)
                     else:
-                        print(judge(name, burstiness, options.seeds, options.budget, folder),
+                        print(judge(name, burstiness, seeds, options.budget, folder),
                               flush=True)
 
 
