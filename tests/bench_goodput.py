@@ -96,8 +96,9 @@ def judge(name: str, burstiness: float, seeds: range, budget: int, folder: str) 
         covered += (found["low_rps"] or 0) <= knee <= (found["high_rps"] or 0)
         most = max(most, found["requests"])
     within = [sum(abs(x - 1) <= part for x in landings) for part in (0.10, 0.05)]
+    each_s = (time.perf_counter() - begun) / len(seeds)
     return (f"{name:>5}  {burstiness:>5g}  {knee:>7.4g}  {within[0]:>6} {within[1]:>6} {covered:>6}"
-            f"  of {len(seeds):>3}  {most:>8,}  {(time.perf_counter() - begun) / len(seeds):>5.1f}  "
+            f"  of {len(seeds):>3}  {most:>8,}  {each_s:>5.1f}  "
             + " ".join(f"{x:.2f}" for x in landings))
 
 
