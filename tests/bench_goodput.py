@@ -3,9 +3,10 @@
     python3 tests/bench_goodput.py [--seeds N] [--first N] [--budget N] [--only CASE] [--truth]
 
 Each case is an engine, lengths and an SLO, for Poisson arrivals and for burstiness 0.5. The true
-knee, the rate at which a very long run's attainment is 99%, is in the table below, the mean of two
-estimates 1 to 3% apart; --truth makes another, from 100,000 requests at each of four rates. Printed: how many of the seeds land within 10% and within 5%
-of it, in how many the 95% interval covers it, the most requests that one took, and each landing.
+knee, the rate at which a very long run's attainment is 99%, is in the table below: the mean of two
+estimates 1 to 3% apart. --truth makes another, from 100,000 requests at each of four rates.
+Printed: how many of the seeds land within 10% and within 5% of it, in how many the 95% interval
+covers it, the most requests that one took, and each landing.
 """
 
 from __future__ import annotations
