@@ -5181,8 +5181,9 @@ def in_ms(seconds: Optional[float]) -> str:
 # Pure, over a function that measures one rate. Misses near the knee come in clusters, a hundred
 # requests long: counting them alone would take tens of thousands of requests. So each run also
 # teaches a small model of the server, how fast it works with k in flight and which share misses
-# the SLO then, and the model is replayed over arrivals without end. What it says about the knee
-# is a prior, that the counted misses confirm or shift: Bayes on a grid of knee and slope.
+# the SLO then, or after how long a queue of prompts, and the model is replayed over arrivals
+# without end. What it says about the knee is a prior, that the counted misses confirm or shift:
+# Bayes on a grid of knee and slope.
 
 SEARCH_SPAN = 1024.0  # how far from the first rate the search goes, as a factor
 LIMITED = "CLIENT-LIMITED"
@@ -5195,6 +5196,7 @@ NEAR = 1.25  # rates within this factor of the knee teach the model most
 MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
 # Requests that an independent miss stands for, before data: this many, and of those in flight.
 CLUSTER, CLUSTER_CROWD, CLUSTER_MISSES = 20.0, 2.0, 5.0
+DRAINS = [1.1 * 1.15**i for i in range(14)]  # speeds of reading prompts that are tried
 PRECISION = 0.035  # half the 95% interval, of the rate: settled
 STEPS = (1.0, 1.06, 0.98, 1.03)  # around the estimate, in turn: the slope is learnt too
 
@@ -5231,6 +5233,7 @@ class Life(NamedTuple):
 
     arrival: int  # in flight when it came
     mean: float  # in flight while it was there, itself included
+    levels: Tuple[float, ...]  # by each cause that a miss may have
     e2e_s: float
     met: bool
     ok: bool
@@ -5238,27 +5241,42 @@ class Life(NamedTuple):
     n_out: int
 
 
+class Cause(NamedTuple):
+    """What a miss may depend on: how many are in flight, or the prompts that are read first."""
+
+    blend: float = 0.0  # of those in flight: blend * at arrival + (1 - blend) * mean while there
+    drain: float = 0.0  # prompt tokens read a second; 0: it is those in flight
+
+    def levels(self, due: Sequence[float], n_in: Sequence[int],
+               company: Sequence[Tuple[int, float]]) -> List[float]:
+        """How high it stands for each request."""
+        if self.drain:
+            return backlog(due, n_in, self.drain)
+        return [self.blend * k + (1 - self.blend) * mean for k, mean in company]
+
+
 class Model(NamedTuple):
     """A server as a shared queue: with k there, each gets 1/slow[k] of its work done a second."""
 
     slow: List[float]
-    works: List[float]  # of the requests seen, mean 1
+    sizes: List[Tuple[int, int]]  # prompt and output tokens of the requests seen
     prompt_weight: float  # a prompt token's work, of an output token's
     work_mean: float  # tokens that are one unit of work
-    blend: float  # what a miss depends on: blend * arrival + (1 - blend) * mean
-    edges: List[float]  # of that, ascending,
+    cause: Cause  # of misses
+    edges: List[float]  # of its level, ascending,
     risks: List[float]  # and the share of misses from each edge on
 
     def work(self, n_in: int, n_out: int) -> float:
         """The work of a request."""
         return (n_out + self.prompt_weight * n_in) / self.work_mean
 
-    def misses(self, company: Iterable[Tuple[int, float]]) -> float:
-        """How many of these are expected to miss."""
-        blend, rest, edges, risks = self.blend, 1 - self.blend, self.edges, self.risks
-        find = bisect.bisect_right
-        return math.fsum(risks[max(0, find(edges, blend * k + rest * mean) - 1)]
-                         for k, mean in company)
+    def misses(self, due: Sequence[float], sizes: Sequence[Tuple[int, int]]) -> float:
+        """How many of the requests that come at these times are expected to miss."""
+        crowd = [] if self.cause.drain else company(self.slow, due,
+                                                    [self.work(*size) for size in sizes])
+        levels = self.cause.levels(due, [n_in for n_in, _ in sizes], crowd)
+        find, edges, risks = bisect.bisect_right, self.edges, self.risks
+        return math.fsum(risks[max(0, find(edges, level) - 1)] for level in levels)
 
 
 class Fit(NamedTuple):
@@ -5302,8 +5320,18 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> List[float]:
     return [total / weight for total, weight, length in blocks for _ in range(int(length))]
 
 
-def lives_of(samples: Sequence[Sample]) -> List[Life]:
-    """The measured requests with the numbers in flight that they met."""
+def backlog(due: Sequence[float], n_in: Sequence[int], drain: float) -> List[float]:
+    """Prompt tokens that are still to be read when each request comes, its own included."""
+    found, left, before = [], 0.0, 0.0
+    for at, tokens in zip(due, n_in):
+        left = max(0.0, left - drain * (at - before)) + tokens
+        before = at
+        found.append(left)
+    return found
+
+
+def lives_of(samples: Sequence[Sample], causes: Sequence[Cause]) -> List[Life]:
+    """The measured requests with the company they had, and how high each cause stood."""
     edges = sorted([(s.due_s, 1) for s in samples]
                    + [(s.end_s, -1) for s in samples if s.end_s is not None])
     times, levels, areas = [0.0], [0], [0.0]  # after each edge; the area under the level before
@@ -5316,16 +5344,21 @@ def lives_of(samples: Sequence[Sample]) -> List[Life]:
         place = bisect.bisect_right(times, at) - 1
         return areas[place] + levels[place] * (at - times[place])
 
-    found = []
+    crowd = []
     for s in samples:
-        if s.measured and s.end_s is not None and s.end_s > s.due_s:
-            arrival = levels[bisect.bisect_left(times, s.due_s) - 1] if s.due_s > 0 else 0
-            mean = (area(s.end_s) - area(s.due_s)) / (s.end_s - s.due_s)
-            found.append(Life(arrival, mean, s.end_s - s.due_s, s.met, s.ok, s.n_in, s.n_out))
-    return found
+        arrival = levels[bisect.bisect_left(times, s.due_s) - 1] if s.due_s > 0 else 0
+        took_s = 0.0 if s.end_s is None else s.end_s - s.due_s
+        crowd.append((arrival, (area(s.due_s + took_s) - area(s.due_s)) / took_s
+                      if took_s > 0 else math.inf))
+    due, n_in = [s.due_s for s in samples], [s.n_in for s in samples]
+    return [Life(arrival, mean, tuple(stood), s.end_s - s.due_s, s.met, s.ok, s.n_in, s.n_out)
+            for s, (arrival, mean), *stood in zip(samples, crowd, *(
+                cause.levels(due, n_in, crowd) for cause in causes))
+            if s.measured and s.end_s is not None and mean < math.inf]
 
 
-def learn(lives: Sequence[Life], near: Sequence[Life], bins: int = 24) -> Optional[Model]:
+def learn(lives: Sequence[Life], near: Sequence[Life], causes: Sequence[Cause],
+          bins: int = 24) -> Optional[Model]:
     """The model that these requests teach, first by those near the knee; None of too few."""
     good = sorted((life for life in near if life.ok), key=lambda life: life.mean)
     n = len(good)
@@ -5350,8 +5383,8 @@ def learn(lives: Sequence[Life], near: Sequence[Life], bins: int = 24) -> Option
     top = 3 * math.ceil(at[-1]) + 50
     slow = [between(at, took, float(k)) for k in range(top)]
     told = near if sum(not life.met for life in near) >= 20 else lives
-    _, blend, edges, risks = max(risk_of(told, blend) for blend in (0.0, 0.5, 1.0))
-    return Model(slow, [x / size for x in sizes], weight, size, blend, edges, risks)
+    _, cause, edges, risks = max(risk_of(told, i, cause) for i, cause in enumerate(causes))
+    return Model(slow, [(x.n_in, x.n_out) for x in good], weight, size, cause, edges, risks)
 
 
 def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -5371,14 +5404,16 @@ def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return max(ys[0] / 2, ys[i] + slope * (x - xs[i]))
 
 
-def risk_of(lives: Sequence[Life], blend: float) -> Tuple[float, float, List[float], List[float]]:
-    """(log likelihood, blend, edges, risks): the share of misses as a rising step function."""
-    pairs = sorted((blend * x.arrival + (1 - blend) * x.mean, not x.met) for x in lives)
+def risk_of(lives: Sequence[Life], index: int, cause: Cause
+            ) -> Tuple[float, Cause, List[float], List[float]]:
+    """(log likelihood, cause, edges, risks): the share of misses as a rising step function."""
+    pairs = sorted((life.levels[index], not life.met) for life in lives)
+    least = 0.02 * pairs[len(pairs) // 2][0] if cause.drain else 0.5
     edges: List[float] = []
     missed: List[int] = []
     number: List[int] = []
     for level, miss in pairs:
-        if not edges or level - edges[-1] > max(0.5, 0.02 * level):
+        if not edges or level - edges[-1] > max(least, 0.02 * level):
             edges.append(level)
             missed.append(0)
             number.append(0)
@@ -5387,7 +5422,7 @@ def risk_of(lives: Sequence[Life], blend: float) -> Tuple[float, float, List[flo
     risks = isotonic([m / n for m, n in zip(missed, number)], [float(n) for n in number])
     likelihood = math.fsum(m * math.log(r) + (n - m) * math.log1p(-r)
                            for m, n, r in zip(missed, number, risks) if 0 < r < 1)
-    return likelihood, blend, edges, risks
+    return likelihood, cause, edges, risks
 
 
 def company(slow: Sequence[float], due: Sequence[float], works: Sequence[float]
@@ -5423,14 +5458,14 @@ def company(slow: Sequence[float], due: Sequence[float], works: Sequence[float]
     return found
 
 
-def model_knee(model: Model, unit_due: Sequence[float], works: Sequence[float], target: float,
-               guess_rps: float) -> Optional[Tuple[float, float]]:
+def model_knee(model: Model, unit_due: Sequence[float], sizes: Sequence[Tuple[int, int]],
+               target: float, guess_rps: float) -> Optional[Tuple[float, float]]:
     """(rate, slope of the log odds of a miss in log rate) where the model crosses the target."""
     n, aim = len(unit_due), log_odds(1 - target)
 
     def odds(x: float) -> float:
         rate = math.exp(x)
-        misses = model.misses(company(model.slow, [t / rate for t in unit_due], works))
+        misses = model.misses([t / rate for t in unit_due], sizes)
         return log_odds(min(max(misses / n, 0.1 / n), 1 - 0.1 / n)) - aim
 
     x, slope, before = math.log(guess_rps), 15.0, None
@@ -5556,40 +5591,54 @@ def estimate(points: Sequence[PointResult], target: float, burstiness: float, se
 def taught(points: Sequence[PointResult], target: float, burstiness: float, seed: int,
            arrivals: int, guess_rps: float) -> Optional[Tuple[float, float, float]]:
     """What the model says: the log of the knee, its error, and the slope there; None if nothing."""
-    lives = [lives_of(p.samples) for p in points]
+    causes = causes_of(points, target)
+    lives = [lives_of(p.samples, causes) for p in points]
     everything = [life for part in lives for life in part]
-    close = [life for p, part in zip(points, lives) for life in part
-             if 1 / NEAR < p.rate_rps / guess_rps < NEAR]
-    calm = [life for p, part in zip(points, lives) for life in part if 2 * sum(p.met) > len(p.met)]
+    close = [life for p, part in zip(points, lives) if 1 / NEAR < p.rate_rps / guess_rps < NEAR
+             for life in part]
+    calm = [life for p, part in zip(points, lives) if 2 * sum(p.met) > len(p.met)
+            for life in part]
     model = learn(everything, close if len(close) >= 400 else calm if len(calm) >= 200
-                  else everything)
+                  else everything, causes)
     if model is None:
         return None
     load = Load(1.0, None, burstiness, None, None, None)
     unit_due = list(itertools.accumulate(itertools.islice(gaps(load, seed), arrivals)))
-    works = stream(seed, "works").choices(model.works, k=arrivals)
-    found = model_knee(model, unit_due, works, target, guess_rps)
+    sizes = stream(seed, "works").choices(model.sizes, k=arrivals)
+    found = model_knee(model, unit_due, sizes, target, guess_rps)
     if found is None:
         return None
     rate, slope = found
     near = [(p, part) for p, part in zip(points, lives)
             if 1 / NEAR < p.rate_rps / rate < NEAR and len(part) >= 50]
-    if near:
+    if near and not model.cause.drain:
         rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
     told = sum(len(part) for _, part in near)
     bad = [p.rate_rps for p in points if fails(p, target)]
-    if not min(p.rate_rps for p in points) < rate < NEAR * min(bad, default=math.inf):
+    if not min(p.rate_rps for p in points) / 2 < rate < NEAR * min(bad, default=math.inf):
         return None  # it has not seen enough
     variance = MODEL_SD**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
     return math.log(rate), math.sqrt(variance), slope
+
+
+def causes_of(points: Sequence[PointResult], target: float) -> List[Cause]:
+    """The causes of misses that are tried.
+
+    Prompts are read faster than the server was seen to keep up with: were it slower, a queue of
+    prompts would grow in every jam, and pass for its cause.
+    """
+    kept_up = max((p.rate_rps * sum(s.n_in for s in p.samples) / len(p.samples)
+                   for p in points if p.samples and not fails(p, target)), default=0.0)
+    return ([Cause(blend) for blend in (0.0, 0.5, 1.0)]
+            + [Cause(drain=part * kept_up) for part in DRAINS if kept_up])
 
 
 # (rate, requests to measure, number of the point) -> what it showed; None: interrupted
 Measure = Callable[[float, int, int], Optional[PointResult]]
 
 
-ALONE = ("requests miss the SLO even with less than one in flight: no rate meets the target; look "
-         "at the SLO, the lengths and the failures")
+ALONE = ("requests miss the SLO even when they are alone: no rate meets the target; look at the "
+         "SLO, the lengths and the failures")
 
 
 def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
@@ -5616,7 +5665,7 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
         good = [p.rate_rps for p in usable if not fails(p, target)]
         bad = [p.rate_rps for p in usable if fails(p, target)]
         ceiling = min((p.rate_rps for p in points if p.verdict == LIMITED), default=math.inf)
-        if any(fails(p, target) and p.rate_rps * seconds_in(p) < 1 for p in usable):
+        if misses_alone(usable, target):
             return answer(points, None, target, None, ALONE)
         if good and not bad and ceiling < math.inf:
             rate, n = max(good), clean_needed(target)
@@ -5637,8 +5686,6 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
         else:
             fit = estimate(usable, target, burstiness, seed, ARRIVALS[0],
                            fit.rate_rps if fit else math.exp(rough_knee(usable, target)))
-            if fit.high_rps * min(map(seconds_in, usable)) < 1:
-                return answer(points, None, target, None, ALONE)
             width = math.log(fit.high_rps / fit.low_rps)
             long = sum(len(p.met) for p in usable if 1 / NEAR < p.rate_rps / fit.rate_rps < NEAR)
             sound = any(len(p.met) >= 200 and not fails(p, target) for p in usable)
@@ -5683,15 +5730,21 @@ def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: i
     Between the brackets it is more where its ramp and its tail cost more than that, and all that
     is left where that would not pay for another point.
     """
-    spare, extra = 0.94 * (budget - sum(p.requests for p in points)), 0.0
+    spare, extra = 0.92 * (budget - sum(p.requests for p in points)), 0.0
     if points:
         last = points[-1]
         extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps) ** 2
-    most = math.floor(spare - extra)
+    most = math.floor(spare - 1.5 * extra)
     if not bracketed:
         return min(n, most)
     n = max(n, round(1.5 * extra))
     return most if most < 1.5 * n + extra else n
+
+
+def misses_alone(points: Sequence[PointResult], target: float) -> bool:
+    """Whether requests that had the server to themselves miss more than the target allows."""
+    alone = [life.met for p in points for life in lives_of(p.samples, ()) if life.mean < 1 + 1e-6]
+    return share_interval(sum(alone), len(alone), len(alone))[1] < target if alone else False
 
 
 def fails(point: PointResult, target: float) -> bool:
