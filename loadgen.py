@@ -5194,6 +5194,9 @@ NEAR = 1.25  # rates within this factor of the knee teach the model most
 # The log error of the model's knee has a part for what the model leaves out, one for the requests
 # it was learnt from, and one for the share of misses at a level, over the slope.
 MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
+ENOUGH_MISSES = 20  # to learn from; with fewer near the knee, those of a jam must do,
+MODEL_FAR_SD = 0.08  # and a jam's are more at the same level: more prompts come between the tokens
+DRAIN_DOUBT = 5.0  # of log likelihood: there are many drains to choose from
 # Requests that an independent miss stands for, before data: this many, and of those in flight.
 CLUSTER, CLUSTER_CROWD, CLUSTER_MISSES = 20.0, 2.0, 5.0
 DRAINS = [1.1 * 1.15**i for i in range(14)]  # speeds of reading prompts that are tried
@@ -5382,7 +5385,7 @@ def learn(lives: Sequence[Life], near: Sequence[Life], causes: Sequence[Cause],
                      for g in groups], [1.0] * bins)
     top = 3 * math.ceil(at[-1]) + 50
     slow = [between(at, took, float(k)) for k in range(top)]
-    told = near if sum(not life.met for life in near) >= 20 else lives
+    told = near if sum(not life.met for life in near) >= ENOUGH_MISSES else lives
     _, cause, edges, risks = max(risk_of(told, i, cause) for i, cause in enumerate(causes))
     return Model(slow, [(x.n_in, x.n_out) for x in good], weight, size, cause, edges, risks)
 
@@ -5422,7 +5425,7 @@ def risk_of(lives: Sequence[Life], index: int, cause: Cause
     risks = isotonic([m / n for m, n in zip(missed, number)], [float(n) for n in number])
     likelihood = math.fsum(m * math.log(r) + (n - m) * math.log1p(-r)
                            for m, n, r in zip(missed, number, risks) if 0 < r < 1)
-    return likelihood, cause, edges, risks
+    return likelihood - (DRAIN_DOUBT if cause.drain else 0), cause, edges, risks
 
 
 def company(slow: Sequence[float], due: Sequence[float], works: Sequence[float]
@@ -5617,7 +5620,8 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     bad = [p.rate_rps for p in points if fails(p, target)]
     if not min(p.rate_rps for p in points) / 2 < rate < NEAR * min(bad, default=math.inf):
         return None  # it has not seen enough
-    variance = MODEL_SD**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
+    far = sum(not life.met for _, part in near for life in part) < ENOUGH_MISSES
+    variance = (MODEL_FAR_SD if far else MODEL_SD)**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
     return math.log(rate), math.sqrt(variance), slope
 
 
