@@ -265,19 +265,57 @@ class Step(NamedTuple):
     source: str
 
 
+class Column(NamedTuple):
+    """One column of a table: the row's field, its head with the unit, how a value is shown."""
+
+    key: str
+    head: str
+    show: Callable[[Any], str]
+
+
+def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> List[str]:
+    """Rows as right-aligned lines under their heads; what is absent shows as '-'."""
+    cells = [[c.head for c in columns]]
+    for row in rows:
+        cells.append(["-" if row.get(c.key) is None else c.show(row[c.key]) for c in columns])
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join(map(str.rjust, line, widths)) for line in cells]
+
+
+ARITHMETIC: Dict[str, Any] = {"__builtins__": {"max": max, "min": min, "round": round}}
+
+
 class Answer:
     """The steps and the screen lines of an answer, in the order they were found."""
 
-    def __init__(self) -> None:
-        """An empty answer."""
+    def __init__(self, facts: Mapping[str, float]) -> None:
+        """An empty answer; `facts` are what formulas may call by name."""
         self.steps: List[Step] = []
         self.lines: List[str] = []
+        self.known: Dict[str, Any] = dict(facts)
 
     def add(self, key: str, value: Any, unit: str = "", formula: str = "", source: str = "",
             **numbers: float) -> Any:
-        """Record one step and hand its value on. A test evaluates `formula` over `numbers`."""
-        self.steps.append(Step(key, value, unit, formula, numbers, source))
+        """Record one step and hand its value on. A test evaluates `formula` over its numbers.
+
+        A name that is not among `numbers` is that of an earlier step, by the last part of its key,
+        or of a fact.
+        """
+        known = {**self.known, **numbers} if formula else {}
+        self.steps.append(Step(key, value, unit, formula, known, source))
+        if isinstance(value, (int, float)):
+            self.known[key.rpartition(".")[2]] = value
         return value
+
+    def work(self, key: str, unit: str, formula: str, source: str, **numbers: float) -> Any:
+        """Record the step whose value is that of its formula, and hand the value on."""
+        value = eval(formula, dict(ARITHMETIC), {**self.known, **numbers})
+        return self.add(key, value, unit, formula, source, **numbers)
+
+    def inputs(self, prefix: str, **values: Any) -> None:
+        """Record values that come from nowhere else, each under its name."""
+        for name, value in values.items():
+            self.add(prefix + name, value)
 
     def say(self, label: str, *lines: str) -> None:
         """One labelled paragraph of the screen, wrapped to its width."""
@@ -287,6 +325,10 @@ class Answer:
         for i, line in enumerate(wrapped):
             self.lines.append(f"{label if i == 0 else '':<12} {line}")
 
+    def table(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+        """A table on the screen, indented."""
+        self.lines.extend("  " + line for line in render_table(columns, rows))
+
     def json(self) -> Dict[str, Any]:
         """The steps as nested objects in SI units; an infinite or unknown number is null."""
         tree: Dict[str, Any] = {}
@@ -295,10 +337,8 @@ class Answer:
             place = tree
             for parent in parents:
                 place = place.setdefault(parent, {})
-            value = step.value
-            if isinstance(value, float) and not abs(value) < float("inf"):
-                value = None
-            place[leaf] = value
+            infinite = isinstance(step.value, float) and not abs(step.value) < float("inf")
+            place[leaf] = None if infinite else step.value
         return tree
 
     def explain(self) -> str:
@@ -329,23 +369,6 @@ def _put_in(formula: str, numbers: Mapping[str, float]) -> str:
         return f"{value:.0f}" if value == int(value) else f"{value:.10g}"
 
     return re.sub(r"[a-zA-Z_]\w*", shown, formula)
-
-
-class Column(NamedTuple):
-    """One column of a table: the row's field, its head with the unit, how a value is shown."""
-
-    key: str
-    head: str
-    show: Callable[[Any], str]
-
-
-def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> List[str]:
-    """Rows as right-aligned lines under their heads; what is absent shows as '-'."""
-    cells = [[c.head for c in columns]]
-    for row in rows:
-        cells.append(["-" if row.get(c.key) is None else c.show(row[c.key]) for c in columns])
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(map(str.rjust, line, widths)) for line in cells]
 
 
 # ---- 3. Models ---------------------------------------------------------------------------------
@@ -428,6 +451,11 @@ class Model(NamedTuple):
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
     quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
+
+    @property
+    def latent(self) -> int:
+        """Elements of an MLA latent, for each token and layer; 0 where there is none."""
+        return next((cache.elements for cache in self.caches if cache.kind == "mla"), 0)
 
 
 DEFAULTS: Row = {
@@ -4195,10 +4223,24 @@ class Case(NamedTuple):
         return decode_step(self.d, self.batch)
 
     @property
-    def step_terms(self) -> Dict[str, float]:
-        """The step of that batch as numbers for a formula."""
-        return {"weights_s": self.step.weights_s, "kv_s": self.step.kv_s,
-                "compute_s": self.step.compute_s}
+    def average_seqs(self) -> float:
+        """Sequences of the average history that one replica holds."""
+        return (max(0.0, self.memory.pool_bytes) / sequence_bytes(self.d, self.d.history_tokens)
+                * self.d.attention_dp)
+
+    @property
+    def facts(self) -> Dict[str, float]:
+        """What the formulas of the steps call by name, where no step before them does."""
+        d, m, memory = self.d, self.d.model, self.memory
+        names = ("tp", "pp", "pcp", "mbu", "mfu", "util", "stage_share", "attention_dp", "replicas",
+                 "expert_ranks", "weight_bytes", "expert_bytes", "adapter_bytes")
+        return {**{name: getattr(d, name) for name in names},
+                "bandwidth": d.gpu.bandwidth_bytes_s, "peak": peak_flop_s(d),
+                "peak_bf16": d.gpu.flop_s["bf16"], "memory": d.gpu.memory_bytes,
+                "weights": memory.weights_bytes, "adapters": memory.adapter_bytes,
+                "reserve": memory.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
+                "expert_share": fullest_expert_share(d), "ctx": d.ctx_tokens,
+                "experts": m.experts, "top_k": m.top_k, "kv_bytes": d.kv.bytes, "touched": 1.0}
 
 
 def case_of(d: Deployment, args: Any) -> Case:
@@ -4211,20 +4253,19 @@ def case_of(d: Deployment, args: Any) -> Case:
 def say_model(case: Case, answer: Answer) -> None:
     """What is sized and what was assumed."""
     d, m = case.d, case.d.model
+    record_inputs(d, answer)
     kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
                                           f"{m.top_k} of {m.experts} experts")
-    record_inputs(d, answer)
-    shape = f"{m.layers} layers, {m.kv_heads} KV heads x {m.head_dim}"
-    if any(cache.kind == "mla" for cache in m.caches):
-        latent = next(cache.elements for cache in m.caches if cache.kind == "mla")
-        shape = f"{m.layers} layers, one MLA latent of {latent} for all heads"
-    answer.lines.append(f"{m.name}  {figure(m.params / GIGA)}B {kind}, {shape}")
-    answer.lines.append(f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
-                        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
-                        + (f", {d.replicas} replicas" if d.replicas > 1 else ""))
-    answer.lines.append(f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
-                        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB")
-    answer.lines.append(f"average history {count(d.history_tokens)} ({d.history_source})")
+    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
+             f"{m.kv_heads} KV heads x {m.head_dim}")
+    answer.lines += [
+        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
+        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
+        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
+        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
+        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
+        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
+        f"average history {count(d.history_tokens)} ({d.history_source})"]
     for note in notes_on(d):
         answer.say("note", note)
     answer.lines.append("")
@@ -4233,13 +4274,11 @@ def say_model(case: Case, answer: Answer) -> None:
 def record_inputs(d: Deployment, answer: Answer) -> None:
     """The steps that are inputs: the model and the deployment as read."""
     m = d.model
-    for key, value in (("name", m.name), ("arch", m.arch), ("estimated", m.estimated),
-                       ("layers", m.layers), ("hidden", m.hidden), ("heads", m.heads),
-                       ("kv_heads", m.kv_heads), ("head_dim", m.head_dim), ("vocab", m.vocab),
-                       ("max_context_tokens", m.max_len), ("experts", m.experts),
-                       ("experts_per_token", m.top_k), ("notes", list(m.notes)),
-                       ("kv_layers", [cache._asdict() for cache in m.caches])):
-        answer.add(f"model.{key}", value)
+    answer.inputs(
+        "model.", name=m.name, arch=m.arch, estimated=m.estimated, layers=m.layers,
+        hidden=m.hidden, heads=m.heads, kv_heads=m.kv_heads, head_dim=m.head_dim, vocab=m.vocab,
+        max_context_tokens=m.max_len, experts=m.experts, experts_per_token=m.top_k,
+        notes=list(m.notes), kv_layers=[cache._asdict() for cache in m.caches])
     answer.add("model.params", m.params, "parameters", source="sum over the tensors of its shape; "
                "presets.json may round it as model cards do")
     answer.add("model.active_params", m.active_params, "parameters", source="what a token "
@@ -4247,12 +4286,10 @@ def record_inputs(d: Deployment, answer: Answer) -> None:
     answer.add("deployment.gpu_memory_bytes", d.gpu.memory_bytes, "B", source=DATASHEET)
     answer.add("deployment.gpu_bandwidth_bytes_s", d.gpu.bandwidth_bytes_s, "B/s", source=DATASHEET)
     answer.add("deployment.peak_flop_s", peak_flop_s(d), "FLOP/s", source=DATASHEET)
-    for key, value in (("gpu", d.gpu.name), ("weights", d.weights.name), ("kv", d.kv.name),
-                       ("compute", d.compute), ("weight_source", d.weight_source),
-                       ("replicas", d.replicas), ("gpus", d.gpus)):
-        answer.add(f"deployment.{key}", value)
-    for key in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util", "mbu", "mfu"):
-        answer.add(f"deployment.{key}", getattr(d, key))
+    answer.inputs(
+        "deployment.", gpu=d.gpu.name, weights=d.weights.name, kv=d.kv.name, compute=d.compute,
+        weight_source=d.weight_source, replicas=d.replicas, gpus=d.gpus, tp=d.tp, pp=d.pp, dp=d.dp,
+        ep=d.ep, dcp=d.dcp, pcp=d.pcp, util=d.util, mbu=d.mbu, mfu=d.mfu)
     answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
     answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
     answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
@@ -4292,31 +4329,21 @@ def say_memory(case: Case, answer: Answer) -> None:
     weights = answer.add(
         "memory.weights_bytes_per_gpu", memory.weights_bytes, "B",
         "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share) * stage_share",
-        d.weight_source + "; split as in Megatron-LM (1909.08053)", weight_bytes=d.weight_bytes,
-        expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
-        stage_share=d.stage_share)
+        d.weight_source + "; split as in Megatron-LM (1909.08053)")
     answer.add("memory.adapter_bytes_per_gpu", memory.adapter_bytes, "B",
-               "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count",
-               adapter_bytes=d.adapter_bytes, tp=d.tp, stage_share=d.stage_share)
+               "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count")
     answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
                source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
-    pool = answer.add(
-        "memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
-        "max(0, util * memory - weights - adapters - reserve)", BUDGET, util=d.util,
-        memory=d.gpu.memory_bytes, weights=weights, adapters=memory.adapter_bytes,
-        reserve=memory.reserve_bytes)
+    pool = answer.add("memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
+                      "max(0, util * memory - weights - adapters - reserve)", BUDGET)
     for cache in d.model.caches:
         explain_cache(d, cache, answer)
-    per_token = answer.add(
-        "memory.kv_bytes_per_token_per_gpu", memory.sequence_bytes / d.ctx_tokens, "B",
-        "sequence_bytes / ctx", "the sum over kinds of layer at ctx tokens, as above",
-        sequence_bytes=memory.sequence_bytes, ctx=d.ctx_tokens)
+    per_token = answer.work("memory.kv_bytes_per_token_per_gpu", "B", "sequence_bytes / ctx",
+                            "the sum over kinds of layer at ctx tokens, as above")
     answer.add("memory.ctx_tokens", d.ctx_tokens, "tokens", source="--ctx")
-    seqs = answer.add("memory.max_seqs", memory.max_seqs, "sequences",
-                      "pool / sequence_bytes * attention_dp", BUDGET, pool=pool,
-                      sequence_bytes=memory.sequence_bytes, attention_dp=d.attention_dp)
-    tokens = answer.add("memory.max_kv_tokens", round(memory.max_seqs * d.ctx_tokens), "tokens",
-                        "round(max_seqs * ctx)", BUDGET, max_seqs=seqs, ctx=d.ctx_tokens)
+    seqs = answer.work("memory.max_seqs", "sequences", "pool / sequence_bytes * attention_dp",
+                       BUDGET, pool=pool)
+    tokens = answer.work("memory.max_kv_tokens", "tokens", "round(max_seqs * ctx)", BUDGET)
     answer.add("memory.fits", memory.fits)
 
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
@@ -4325,16 +4352,14 @@ def say_memory(case: Case, answer: Answer) -> None:
                f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
                f"{memory.budget_bytes / GIB:.2f}) {'FITS' if memory.fits else 'DOES NOT FIT'}")
-    average = max(0.0, memory.pool_bytes) / sequence_bytes(d, d.history_tokens) * d.attention_dp
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
-               f"({sequences_text(average)} at the average {count(d.history_tokens)})")
+               f"({sequences_text(case.average_seqs)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
         answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
-    wanted = d.asked or 1
-    if memory.max_seqs < wanted:
-        say_short(case, wanted, answer)
+    if memory.max_seqs < (d.asked or 1):
+        say_short(case, d.asked or 1, answer)
 
 
 def sequences_text(seqs: float) -> str:
@@ -4360,16 +4385,14 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
                "B", CACHE_FORMULA, "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA "
                "latent: DeepSeek-V2 (2405.04434)", **cache_terms(cache, d, d.ctx_tokens))
     if cache.kind == "mla":
-        answer.add("kv.mla_bytes_per_token", cache.layers * cache.elements * d.kv.bytes, "B",
-                   "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
-                   "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
-                   kv_bytes=d.kv.bytes)
+        answer.work("kv.mla_bytes_per_token", "B", "layers * latent_and_rope * kv_bytes",
+                    "DeepSeek-V2 (2405.04434), one latent for all heads", layers=cache.layers,
+                    latent_and_rope=cache.elements)
     if kind == "full" and d.model.heads > cache.heads > 0:
         for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
-            answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
-                       * d.kv.bytes, "B", "layers * heads * elements * kv_bytes",
-                       "GQA (2305.13245): query heads share K and V", layers=cache.layers,
-                       heads=heads, elements=cache.elements, kv_bytes=d.kv.bytes)
+            answer.work(f"kv.{name}_bytes_per_token", "B", "layers * heads * elements * kv_bytes",
+                        "GQA (2305.13245): query heads share K and V", layers=cache.layers,
+                        heads=heads, elements=cache.elements)
 
 
 def say_short(case: Case, wanted: int, answer: Answer) -> None:
@@ -4377,17 +4400,14 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
     d, memory = case.d, case.memory
     short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * memory.sequence_bytes
                        - memory.pool_bytes, "B", "seqs * sequence_bytes - (util * memory - weights "
-                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp,
-                       sequence_bytes=memory.sequence_bytes, util=d.util,
-                       memory=d.gpu.memory_bytes, weights=memory.weights_bytes,
-                       adapters=memory.adapter_bytes, reserve=memory.reserve_bytes)
+                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp)
     need = f"{count(wanted)} sequences" if wanted > 1 else "one sequence"
     text = f"{short / GIB:.2f} GiB/GPU for {need} of {count(d.ctx_tokens)} tokens"
     if memory.pool_bytes <= 0:
         text += f" ({-memory.pool_bytes / GIB:.2f} GiB of it before any KV cache)"
     elif not memory.fits:
         text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
-    options = what_would_do(d, wanted) + larger_gpu(d, wanted)
+    options = what_would_do(d, wanted) + larger_gpu(d, wanted, case.tables)
     answer.add("memory.would_fit", options)
     answer.say("SHORT", text)
     answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
@@ -4396,61 +4416,48 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
 
 def what_would_do(d: Deployment, wanted: int) -> List[str]:
     """The least TP, for each precision of weights and KV, that holds so many sequences."""
-    found = []
+    best: Dict[int, Tuple[int, str]] = {}  # a TP size's option with the fewest changes
     for weights in ("", "fp8", "int4"):
-        if weights and WEIGHTS[weights].bytes * d.model.params >= d.weight_bytes:
-            continue
         for kv in ("", "fp8"):
-            if kv and d.kv.bytes <= KV[kv].bytes:
+            size = WEIGHTS[weights].bytes * d.model.params if weights else d.weight_bytes
+            if (weights and size >= d.weight_bytes) or (kv and d.kv.bytes <= KV[kv].bytes):
                 continue
-            other = d._replace(
-                weight_bytes=WEIGHTS[weights].bytes * d.model.params if weights else d.weight_bytes,
-                kv=KV[kv] if kv else d.kv, ep=1 if d.ep <= d.tp else d.ep)
-            sizes = [n for n in fitting_tp(d.model) if n >= d.tp and not n % d.dcp]
-            for tp in sizes:
+            other = d._replace(weight_bytes=size, kv=KV[kv] if kv else d.kv,
+                               ep=1 if d.ep <= d.tp else d.ep)
+            for tp in [n for n in fitting_tp(d.model) if n >= d.tp and not n % d.dcp]:
                 seqs = memory_of(other._replace(tp=tp)).max_seqs
                 if seqs >= wanted:
-                    flags = [f"TP={tp}"] + [f"--weights {weights}"] * bool(weights) \
-                        + [f"--kv {kv}"] * bool(kv)
-                    found.append((tp, len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"))
+                    flags = [f"TP={tp}", *[f"--weights {weights}"] * bool(weights),
+                             *[f"--kv {kv}"] * bool(kv)]
+                    option = len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"
+                    best[tp] = min(best.get(tp, option), option)
                     break
-    fewest: List[Tuple[int, int, str]] = []
-    for option in sorted(found):  # one option a TP size: the one with the fewest changes
-        if all(option[0] != kept[0] for kept in fewest):
-            fewest.append(option)
-    return [text for _, _, text in fewest[:4]]
+    return [text for _, (_, text) in sorted(best.items())[:4]]
 
 
-def larger_gpu(d: Deployment, wanted: int) -> List[str]:
+def larger_gpu(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
     """The smallest GPU of the same vendor that holds so many sequences as it is."""
-    tables = presets()
-    rows = tables.get("gpus", [])
-    vendor = next((row["vendor"] for row in rows if row["name"] == d.gpu.name), "nvidia")
-    found = []
-    for row in rows:
-        gpu = gpu_of(row, tables["links"])
-        seqs = memory_of(d._replace(gpu=gpu)).max_seqs
-        if row["vendor"] == vendor and seqs >= wanted:
-            found.append((gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs)})"))
+    gpus = [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())]
+    vendor = next((gpu.vendor for gpu in gpus if gpu.name == d.gpu.name), "nvidia")
+    seqs = {gpu.name: memory_of(d._replace(gpu=gpu)).max_seqs for gpu in gpus}
+    found = [(gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs[gpu.name])})")
+             for gpu in gpus if gpu.vendor == vendor and seqs[gpu.name] >= wanted]
     return [min(found)[1]] if found else []
 
 
 def say_roofline(case: Case, answer: Answer) -> None:
     """The ridge point, and on which side of it this deployment decodes."""
     d = case.d
-    ridge = answer.add("decode.ridge_flop_per_byte", peak_flop_s(d) / d.gpu.bandwidth_bytes_s,
-                       "FLOP/B", "peak / bandwidth", ROOFLINE, peak=peak_flop_s(d),
-                       bandwidth=d.gpu.bandwidth_bytes_s)
+    ridge = answer.work("decode.ridge_flop_per_byte", "FLOP/B", "peak / bandwidth", ROOFLINE)
     if not case.batch:
         return
     step = case.step
-    moved = (step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu
-    flop = step.compute_s * peak_flop_s(d) * d.mfu
-    intensity = answer.add("decode.intensity_flop_per_byte", flop / moved, "FLOP/B",
-                           "flop / bytes_moved", ROOFLINE, flop=flop, bytes_moved=moved)
-    side = "memory" if intensity < ridge else "compute"
+    done = answer.work(
+        "decode.intensity_flop_per_byte", "FLOP/B", "flop / bytes_moved", ROOFLINE,
+        flop=step.compute_s * peak_flop_s(d) * d.mfu,
+        bytes_moved=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu)
     answer.say("ROOFLINE", f"ridge {ridge:.0f} FLOP/B; batch {case.batch} runs at "
-               f"{figure(intensity)}: {side}-bound")
+               f"{figure(done)}: {'memory' if done < ridge else 'compute'}-bound")
 
 
 def say_stream(case: Case, answer: Answer) -> None:
@@ -4460,15 +4467,13 @@ def say_stream(case: Case, answer: Answer) -> None:
         answer.add("decode.single_stream_tok_s", None)
         return
     step = decode_step(d, 1)
-    read = read_bytes(d, d.history_tokens) * d.pp
     weights = step.weights_s * d.gpu.bandwidth_bytes_s * d.mbu
     alone = answer.add("decode.single_stream_weights_only_tok_s", 1 / step.weights_s, "tok/s",
-                       "bandwidth * mbu / weights_read", DECODE, mbu=d.mbu,
-                       bandwidth=d.gpu.bandwidth_bytes_s, weights_read=weights)
+                       "bandwidth * mbu / weights_read", DECODE, weights_read=weights)
     bound = answer.add("decode.single_stream_tok_s", 1 / step.step_s, "tok/s",
                        "1 / max(compute_s, (weights_read + kv_read) / (bandwidth * mbu))", DECODE,
-                       compute_s=step.compute_s, weights_read=weights, kv_read=read,
-                       bandwidth=d.gpu.bandwidth_bytes_s, mbu=d.mbu)
+                       compute_s=step.compute_s, weights_read=weights,
+                       kv_read=read_bytes(d, d.history_tokens) * d.pp)
     line = f"{figure(bound)} tok/s bound ({figure(step.step_s / MS)} ms)"
     if d.mbu == 1:
         real = decode_step(d, 1, mbu=TYPICAL_MBU).step_s
@@ -4484,11 +4489,10 @@ def say_prefill(case: Case, answer: Answer) -> None:
     seconds = answer.add("prefill.seconds", prefill_seconds(d, tokens), "s", formula,
                          "2 FLOP a parameter and token: Kaplan et al. (2001.08361), section 2.1",
                          **numbers)
-    attention = answer.add("prefill.attention_seconds", attention_seconds(d, tokens), "s",
-                           "attention_flop / (tp * pcp * peak_bf16 * mfu)", "causal attention, "
-                           "2 n (d_qk + d_v) FLOP a pair of tokens; not in the bound", tp=d.tp,
-                           attention_flop=attention_flop(d, tokens), pcp=d.pcp,
-                           peak_bf16=d.gpu.flop_s["bf16"], mfu=d.mfu)
+    attention = answer.work("prefill.attention_seconds", "s",
+                            "attention_flop / (tp * pcp * peak_bf16 * mfu)", "causal attention, "
+                            "2 n (d_qk + d_v) FLOP a pair of tokens; not in the bound",
+                            attention_flop=attention_flop(d, tokens))
     sent = collective_seconds(d, prefill_collectives(d, tokens))
     answer.add("prefill.comm_seconds", sent, "s", source="as the collectives of a step over the "
                "prompt, and PCP's ring of KV; not in the bound")
@@ -4531,72 +4535,56 @@ def say_decode(case: Case, answer: Answer) -> None:
     rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
     answer.add("decode.table", rows)
     explain_step(case, answer)
-    columns = [
-        Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
-        Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
-        Column("compute_s", "compute", in_ms), Column("tok_s_per_seq", "tok/s/seq", count),
-        Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
-        Column("share", "share", "{:.0%}".format)]
-    if d.mbu == 1:
-        columns += [Column("typical_step_s", "| 70% MBU ms", in_ms),
-                    Column("typical_tok_s", "tok/s", count)]
-    marked = [dict(row, batch_text=batch_mark(row["batch"], limit)) for row in rows]
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
                + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
-    answer.lines.extend("  " + line for line in render_table(columns, marked))
-
-
-def batch_mark(batch: int, limit: int) -> str:
-    """The batch with its mark: * at the KV limit, ! past it."""
-    return f"{batch}{'*' if batch == limit else '!' if batch > limit else ' '}"
+    answer.table(DECODED[:None if d.mbu == 1 else -2], (dict(row, batch_text=(
+        f"{row['batch']}{'*' if row['batch'] == limit else ' ' if row['fits'] else '!'}"))
+        for row in rows))
 
 
 def in_ms(seconds: float) -> str:
     """Seconds as milliseconds with one decimal, two where small."""
     return f"{seconds / MS:.1f}" if seconds >= 0.1 * MS else f"{seconds / MS:.2f}"
+DECODED = (
+    Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
+    Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
+    Column("compute_s", "compute", in_ms), Column("tok_s_per_seq", "tok/s/seq", count),
+    Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
+    Column("share", "share", "{:.0%}".format), Column("typical_step_s", "| 70% MBU ms", in_ms),
+    Column("typical_tok_s", "tok/s", count))
 
 
 def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
     """One row of the decode table, SI units."""
     step = decode_step(d, batch)
     typical = decode_step(d, batch, mbu=TYPICAL_MBU).step_s
-    binding = {"weights": step.weights_s, "kv": step.kv_s, "compute": step.compute_s}
-    return {"batch": batch, "step_s": step.step_s, "weights_s": step.weights_s, "kv_s": step.kv_s,
-            "compute_s": step.compute_s, "tok_s_per_seq": 1 / step.step_s,
+    terms = {"weights_s": step.weights_s, "kv_s": step.kv_s, "compute_s": step.compute_s}
+    return {"batch": batch, "step_s": step.step_s, **terms, "tok_s_per_seq": 1 / step.step_s,
             "tok_s": batch / step.step_s, "bound_by": step.bound_by,
-            "share": binding[step.bound_by] / step.step_s, "fits": batch <= limit,
+            "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
             "typical_step_s": typical, "typical_tok_s": batch / typical}
 
 
 def explain_step(case: Case, answer: Answer) -> None:
     """The steps behind one row of the decode table: this deployment's own batch."""
     d, batch, step = case.d, case.batch, case.step
-    bandwidth = {"bandwidth": d.gpu.bandwidth_bytes_s, "mbu": d.mbu}
     seqs, all_seqs = microbatch(d, batch)
     key = "decode.at_batch."
     answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
     touched = 1.0
     if d.model.experts:
-        touched = answer.add(
-            key + "touched_share", touched_share(d.model, all_seqs), "",
-            "1 - (1 - top_k / experts) ** tokens", "distinct experts under uniform routing",
-            top_k=d.model.top_k, experts=d.model.experts, tokens=all_seqs)
+        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
+                              "distinct experts under uniform routing", tokens=all_seqs)
     answer.add(key + "weights_s", step.weights_s, "s",
                "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
-               "* stage_share * pp / (bandwidth * mbu)", DECODE, weight_bytes=d.weight_bytes,
-               expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
-               touched=touched, stage_share=d.stage_share, pp=d.pp, **bandwidth)
+               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
     answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
-               "* mbu)", DECODE, seqs_per_gpu=seqs, pp=d.pp,
-               kv_read_per_seq=read_bytes(d, d.history_tokens), **bandwidth)
-    flop = flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share
-    answer.add(key + "compute_s", step.compute_s, "s", "flop_per_gpu / (peak * mfu)",
-               "2 FLOP a parameter and token", flop_per_gpu=flop, peak=peak_flop_s(d), mfu=d.mfu)
-    answer.add(key + "step_s", step.step_s, "s", "max(compute_s, weights_s + kv_s)", DECODE,
-               **case.step_terms)
-    answer.add(key + "tok_s", batch / step.step_s, "tok/s", "batch / step_s", DECODE, batch=batch,
-               step_s=step.step_s)
+               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
+    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
+                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
+    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
+    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
 
 
 def say_comm(case: Case, answer: Answer) -> None:
@@ -4612,13 +4600,14 @@ def say_comm(case: Case, answer: Answer) -> None:
         rows.append({"name": c.name, "times": c.times, "message_bytes": c.bytes, "ranks": c.ranks,
                      "bytes_per_step": c.times * c.bytes * c.wire, "seconds": seconds,
                      "share_of_step": seconds / step_s if seconds is not None else None})
-        explain_collective(c, answer)
+        answer.work(f"comm.{c.name.replace(' ', '_').replace('-', '_')}_bytes_per_step", "MB",
+                    "times * message * wire", "times a step, bytes on each GPU, share that crosses "
+                    "the link", times=c.times, message=c.bytes, wire=c.wire)
         if c.name == "all-reduce":
             explain_all_reduce(d, batch, c, step_s, answer)
-        if seconds is None or link is None:
-            lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link")
-            continue
-        lines.append(f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
+        lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link"
+                     if seconds is None or link is None else
+                     f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
                      f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
                      "step")
     answer.add("collectives", rows)
@@ -4626,37 +4615,27 @@ def say_comm(case: Case, answer: Answer) -> None:
         answer.say("COMM", "not in the bound, and the latency of each comes on top:", *lines)
 
 
-def explain_collective(c: Collective, answer: Answer) -> None:
-    """The traffic of one kind of collective."""
-    answer.add(f"comm.{c.name.replace(' ', '_').replace('-', '_')}_bytes_per_step",
-               c.times * c.bytes * c.wire, "MB", "times * message * wire", "times a step, bytes on "
-               "each GPU, share that crosses the link", times=c.times, message=c.bytes, wire=c.wire)
-
-
 def explain_all_reduce(d: Deployment, batch: int, c: Collective, step_s: float,
                        answer: Answer) -> None:
     """Tensor parallelism's traffic, step by step."""
     answer.add("tp_comm.batch", batch, "sequences")
-    size = answer.add("tp_comm.all_reduce_bytes", c.bytes, "MB",
-                      "tokens * hidden * activation_bytes", MEGATRON, hidden=d.model.hidden,
-                      tokens=microbatch(d, batch)[0], activation_bytes=ACTIVATION_BYTES)
-    ring = answer.add("tp_comm.ring_bytes_per_gpu", c.bytes * c.wire, "MB",
-                      "2 * (tp - 1) / tp * all_reduce_bytes", MEGATRON, tp=d.tp,
-                      all_reduce_bytes=size)
-    per_layer = c.times / d.model.layers
-    answer.add("tp_comm.layer_bytes", ring * per_layer, "MB", "per_layer * ring_bytes", MEGATRON,
-               per_layer=per_layer, ring_bytes=ring)
-    total = answer.add("tp_comm.step_bytes", ring * c.times, "MB", "all_reduces * ring_bytes",
-                       MEGATRON, all_reduces=c.times, ring_bytes=ring)
+    size = answer.work("tp_comm.all_reduce_bytes", "MB", "tokens * hidden * activation_bytes",
+                       MEGATRON, hidden=d.model.hidden, tokens=microbatch(d, batch)[0],
+                       activation_bytes=ACTIVATION_BYTES)
+    ring = answer.work("tp_comm.ring_bytes_per_gpu", "MB", "2 * (tp - 1) / tp * all_reduce_bytes",
+                       MEGATRON, all_reduce_bytes=size)
+    answer.work("tp_comm.layer_bytes", "MB", "per_layer * ring_bytes", MEGATRON,
+                per_layer=c.times / d.model.layers, ring_bytes=ring)
+    answer.work("tp_comm.step_bytes", "MB", "all_reduces * ring_bytes", MEGATRON,
+                all_reduces=c.times, ring_bytes=ring)
     link = d.link_for(c.ranks)
     if link is None:
         answer.add("tp_comm.seconds", None)
         return
-    seconds = answer.add("tp_comm.seconds", total / link.bytes_s, "s", "step_bytes / link",
-                         f"{link.name}, one direction, presets.json or --link",
-                         step_bytes=total, link=link.bytes_s)
-    answer.add("tp_comm.share_of_step", seconds / step_s, "", "seconds / step_s", "against the "
-               "bound on the step", seconds=seconds, step_s=step_s)
+    answer.work("tp_comm.seconds", "s", "step_bytes / link",
+                f"{link.name}, one direction, presets.json or --link", link=link.bytes_s)
+    answer.work("tp_comm.share_of_step", "", "seconds / step_s", "against the bound on the step",
+                step_s=step_s)
     answer.add("tp_comm.link", link.name)
     answer.add("tp_comm.link_bytes_s", link.bytes_s, "B/s")
     answer.add("tp_comm.all_reduces", c.times)
@@ -4664,21 +4643,19 @@ def explain_all_reduce(d: Deployment, batch: int, c: Collective, step_s: float,
 
 def say_layout(case: Case, answer: Answer) -> None:
     """What each kind of parallelism in use does for this deployment, in figures."""
-    d, batch = case.d, case.batch
-    if not batch:
+    d, m = case.d, case.d.model
+    if not case.batch:
         return
     lines = []
     if d.pp > 1:
         lines.append(pipeline_text(d, answer))
     if d.replicas > 1:
-        tok_s = batch / case.step.step_s
-        answer.add("fleet.tok_s", tok_s * d.replicas, "tok/s", "replicas * tok_s",
-                   "replicas share nothing", replicas=d.replicas, tok_s=tok_s)
-        seqs = answer.add("fleet.max_seqs", case.memory.max_seqs * d.replicas, "sequences",
-                          "replicas * max_seqs", "replicas share nothing", replicas=d.replicas,
-                          max_seqs=case.memory.max_seqs)
+        tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
+                            tok_s=case.batch / case.step.step_s)
+        seqs = answer.work("fleet.max_seqs", "sequences", "replicas * max_seqs",
+                           "replicas share nothing", max_seqs=case.memory.max_seqs)
         lines.append(f"DP={d.replicas}: {sequences_text(seqs)} sequences, "
-                     f"{count(tok_s * d.replicas)} tok/s together; latency unchanged, no traffic")
+                     f"{count(tok_s)} tok/s together; latency unchanged, no traffic")
     if d.attention_dp > 1:
         lines.append(f"DP attention: {d.attention_dp} ranks hold their own sequences and a whole "
                      "copy of what is not expert; the experts are shared, by all-to-all")
@@ -4691,33 +4668,25 @@ def say_layout(case: Case, answer: Answer) -> None:
         lines.append(f"PCP={d.pcp}: prefill over {d.pcp} times the GPUs; decode gains nothing")
     if d.tp > 1:
         lines += replicas_text(case, answer)
-    if d.model.experts:
-        lines.append(experts_text(case, answer))
+    if m.experts:
+        full = answer.work("moe.experts_touched", "experts",
+                           "experts * (1 - (1 - top_k / experts) ** tokens)", "uniform routing, a "
+                           "layer; real routing is uneven, and all wait for the busiest GPU",
+                           tokens=microbatch(d, case.batch)[1])
+        lines.append(f"MoE: batch 1 reads {figure(touched_share(m, 1) * m.experts)} of {m.experts} "
+                     f"experts a layer, batch {case.batch} reads {figure(full)} (uniform routing): "
+                     "bytes tend to all parameters")
     if lines:
         answer.say("LAYOUT", *lines)
 
 
-def experts_text(case: Case, answer: Answer) -> str:
-    """How many experts a layer reads at batch 1 and at this batch."""
-    m, (_, tokens) = case.d.model, microbatch(case.d, case.batch)
-    alone = touched_share(m, 1) * m.experts
-    full = answer.add("moe.experts_touched", touched_share(m, tokens) * m.experts, "experts",
-                      "experts * (1 - (1 - top_k / experts) ** tokens)", "uniform routing, a "
-                      "layer; real routing is uneven, and all wait for the busiest GPU",
-                      experts=m.experts, top_k=m.top_k, tokens=tokens)
-    return (f"MoE: batch 1 reads {figure(alone)} of {m.experts} experts a layer, batch "
-            f"{case.batch} reads {figure(full)} (uniform routing): bytes tend to all parameters")
-
-
 def pipeline_text(d: Deployment, answer: Answer) -> str:
     """Layers on the fullest stage, and what is idle."""
-    layers = -(-d.model.layers // d.pp)
-    answer.add("pipeline.layers_on_fullest_stage", layers)
-    idle = answer.add("pipeline.imbalance", 1 - d.model.layers / (d.pp * layers), "",
-                      "1 - layers / (pp * fullest)", "GPipe (1811.06965)", layers=d.model.layers,
-                      pp=d.pp, fullest=layers)
-    bubble = answer.add("pipeline.batch_1_bubble", 1 - 1 / d.pp, "", "1 - 1 / pp",
-                        "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch", pp=d.pp)
+    layers = answer.add("pipeline.layers_on_fullest_stage", -(-d.model.layers // d.pp))
+    idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
+                       "GPipe (1811.06965)", layers=d.model.layers, fullest=layers)
+    bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
+                         "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
     return (f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle elsewhere), no "
             f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
 
@@ -4732,17 +4701,14 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
     each = min(limit, case.batch // d.tp)
     if not each:
         return []
-    load = each * d.tp
-    sent = collective_seconds(d, decode_collectives(d, load)) or 0.0
-    here = load / (decode_step(d, load).step_s + sent) / d.replica_gpus
-    there = each / decode_step(single, each).step_s / single.replica_gpus
-    answer.add("tp_against_replicas.sequences", load)
-    answer.add("tp_against_replicas.tok_s_per_gpu", here, "tok/s", "load / (step_s + comm_s) / "
-               "gpus", "traffic included, not its latency", load=load, gpus=d.replica_gpus,
-               step_s=decode_step(d, load).step_s, comm_s=sent)
-    answer.add("tp_against_replicas.tp1_tok_s_per_gpu", there, "tok/s", "load / step_s / gpus",
-               "no traffic", load=each, step_s=decode_step(single, each).step_s,
-               gpus=single.replica_gpus)
+    load = answer.add("tp_against_replicas.sequences", each * d.tp)
+    here = answer.work("tp_against_replicas.tok_s_per_gpu", "tok/s", "load / (step_s + comm_s) / "
+                       "gpus", "traffic included, not its latency", load=load,
+                       gpus=d.replica_gpus, step_s=decode_step(d, load).step_s,
+                       comm_s=collective_seconds(d, decode_collectives(d, load)) or 0.0)
+    there = answer.work("tp_against_replicas.tp1_tok_s_per_gpu", "tok/s", "load / step_s / gpus",
+                        "no traffic", load=each, step_s=decode_step(single, each).step_s,
+                        gpus=single.replica_gpus)
     return [f"{load} sequences on TP={d.tp}: {count(here)} tok/s per GPU with its traffic; on "
             f"{d.tp} replicas of TP=1: {count(there)}. The bound leaves out fixed time a layer and "
             "an all-reduce, which TP does not divide: where both are close, replicas win"]
@@ -4801,9 +4767,9 @@ def speed_knobs(d: Deployment, bound_by: str) -> List[str]:
 
 def room_knobs(d: Deployment) -> List[str]:
     """What makes room for more sequences, of what has not been done."""
-    latent = any(cache.kind == "mla" for cache in d.model.caches)
-    spread = ([f"--dp {d.tp} --ep all instead of TP"] if latent and d.tp > 1 and d.model.experts
-              else [] if latent else next_tp(d))
+    spread = [] if d.model.latent else next_tp(d)
+    if d.model.latent and d.tp > 1 and d.model.experts:
+        spread = [f"--dp {d.tp} --ep all instead of TP"]
     narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
     return narrower + (["--util 0.95"] if d.util < 0.93 else []) + spread + ["replicas (--dp)"]
 
@@ -4813,79 +4779,69 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
-    d, cal = case.d, case.cal
+    d, engine = case.d, case.args.engine or "vllm"
     steady = case.plan.steady if case.plan and not d.asked else None
     asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
     batch = running_batch(d, asked)
-    e, key = expected_of(d, batch, cal), "expected."
-    limited = answer.add(key + "kv_limited", batch < asked)
-    answer.add(key + "engine", case.args.engine or "vllm")
-    answer.add(key + "basis", e.basis)
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV pool "
-               "holds at their mean length")
-    explain_expected(d, e, cal, answer)
-    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
+    e = expected_of(d, batch, case.cal)
+    answer.inputs("expected.", kv_limited=batch < asked, engine=engine, basis=e.basis)
+    answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
+               "pool holds at their mean length")
+    explain_expected(d, e, case.cal, answer)
+    tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
-                       "loop", replicas=d.replicas, batch=batch, ttft_s=e.ttft_s, tpot_s=e.tpot_s,
-                       output=max(2.0, d.output_tokens or ENDLESS))
-    what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
-            else "prefill not counted without --output-len")
-    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited else
-             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+                       "loop", output=max(2.0, d.output_tokens or ENDLESS))
     if steady:
         return  # the plan says it, with the prefix cached
-    answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
+    what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
+            else "prefill not counted without --output-len")
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch < asked else
+             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+    answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
+EXPECTED_TERMS = (  # each term of the expected step, its formula or where it comes from
+    ("weights_s", "(dense_read / mbu + expert_bytes * touched / expert_mbu) * pp / bandwidth", ""),
+    ("kv_s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * kv_mbu)", ""),
+    ("compute_s", "2 * (seqs_per_gpu * dense_params / tp + seqs * expert_params / expert_ranks) / "
+     "(peak * mfu)", ""),
+    ("layers_s", "layers * layer_s + expert_layers * moe_layer_s + latent_layers * mla_layer_s",
+     ""),
+    ("comm_s", "", "collectives of the step: latency each, transfer at a share of the link's rate; "
+     ),
+    ("sequences_s", "decoding * sequence_s", ""),
+    ("step_s", "max(bound_s, max(compute_s, weights_s + kv_s) + layers_s + comm_s + sequences_s)",
+     ""))
 
 
 def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
     """The steps from the constants to the expected TPOT."""
-    key, held = "expected.", rank_weights(d)
+    key, m, held = "expected.", d.model, rank_weights(d)
     terms = expected_terms(d, e.decoding, cal, held)
     everywhere = max(1.0, e.decoding / d.pp)
-    seqs = max(1.0, everywhere / d.attention_dp)
-    bandwidth, numbers = d.gpu.bandwidth_bytes_s, terms._asdict()
+    numbers = dict(
+        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
+        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
+        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
+        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
+        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
+        latent_layers=latent_layers(m))
     answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
                "prefill, or wait for it")
-    answer.add(key + "weights_s", terms.weights_s, "s", "(dense_read / mbu + expert_bytes * "
-               "touched / expert_mbu) * pp / bandwidth", EXPECTATION,
-               dense_read=held.dense_bytes - held.unread_bytes, mbu=cal.mbu, pp=d.pp,
-               expert_bytes=held.expert_bytes, expert_mbu=cal.expert_mbu, bandwidth=bandwidth,
-               touched=expected_touched(d, everywhere, cal))
-    answer.add(key + "kv_s", terms.kv_s, "s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * "
-               "kv_mbu)", EXPECTATION, seqs_per_gpu=seqs, pp=d.pp, bandwidth=bandwidth,
-               kv_read_per_seq=read_bytes(d, d.history_tokens), kv_mbu=cal.kv_mbu)
-    answer.add(key + "compute_s", terms.compute_s, "s", "2 * (seqs_per_gpu * dense_params / tp + "
-               "seqs * expert_params / expert_ranks) / (peak * mfu)", EXPECTATION, seqs=everywhere,
-               seqs_per_gpu=seqs, dense_params=dense_params(d.model), tp=d.tp, mfu=cal.mfu,
-               expert_params=expert_params(d.model), expert_ranks=d.expert_ranks,
-               peak=peak_flop_s(d))
-    answer.add(key + "layers_s", terms.layers_s, "s", "layers * layer_s + expert_layers * "
-               "moe_layer_s + latent_layers * mla_layer_s", EXPECTATION, layers=d.model.layers,
-               layer_s=cal.layer_s, expert_layers=d.model.expert_layers,
-               moe_layer_s=cal.moe_layer_s, latent_layers=latent_layers(d.model),
-               mla_layer_s=cal.mla_layer_s)
-    answer.add(key + "comm_s", terms.comm_s, "s", source="collectives of the step: latency each, "
-               "transfer at a share of the link's rate; " + EXPECTATION)
-    answer.add(key + "sequences_s", terms.sequences_s, "s", "decoding * sequence_s", EXPECTATION,
-               decoding=e.decoding, sequence_s=cal.sequence_s)
-    answer.add(key + "step_s", terms.step_s, "s", "max(bound_s, max(compute_s, weights_s + kv_s) + "
-               "layers_s + comm_s + sequences_s)", EXPECTATION, **numbers)
+    for name, formula, source in EXPECTED_TERMS:
+        answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
     answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
                "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               ttft_waits=cal.ttft_waits, ttft_burst=cal.ttft_burst, batch=e.batch,
-               step_s=e.step_s, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal))
+               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
                "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
-    tpot = answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION,
-                      step_s=e.step_s, prefill_s=e.prefill_s)
+    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
     for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.add(f"{key}tpot_{name}_s", tpot * share, "s", "tpot_s * share", "80% band: " +
-                   e.basis, tpot_s=tpot, share=share)
+        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
+                    share=share)
 
 
 # The questions: each adds its section when its flag is given.
@@ -4965,7 +4921,7 @@ def ranges_text(ranges: Sequence[Tuple[int, Optional[int]]]) -> str:
 
 def say_speculative(case: Case, answer: Answer) -> None:
     """Speculative decoding at this deployment's own batch."""
-    d, args = case.d, case.args
+    d, args, key = case.d, case.args, "speculative."
     gamma, cost, batch = args.spec_tokens, args.spec_cost, case.batch or 1
     alpha = args.spec_accept
     if args.spec_accept_len is not None:
@@ -4973,30 +4929,27 @@ def say_speculative(case: Case, answer: Answer) -> None:
             raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
                             f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
         alpha = alpha_for(args.spec_accept_len, gamma)
-    key = "speculative."
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
     answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
     gained = answer.add(key + "expected_tokens", tokens_a_step(alpha, gamma), "tokens",
                         "(1 - alpha ** (gamma + 1)) / (1 - alpha)" if alpha < 1 else "gamma + 1",
-                        LEVIATHAN, alpha=alpha, gamma=gamma)
-    free = answer.add(key + "speedup_memory_bound", gained / (1 + gamma * cost), "x",
-                      "expected_tokens / (1 + gamma * cost)", LEVIATHAN, expected_tokens=gained,
-                      gamma=gamma, cost=cost)
-    full = answer.add(key + "speedup_compute_bound", gained / (gamma + 1), "x",
-                      "expected_tokens / (gamma + 1)", "verification multiplies the FLOP; the "
-                      "drafter left out", expected_tokens=gained, gamma=gamma)
-    here = answer.add(key + "speedup", speculative_speedup(d, batch, alpha, gamma, cost), "x",
-                      "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
-                      "the step-time equation at this batch", expected_tokens=gained,
-                      step_s=decode_step(d, batch).step_s, gamma=gamma, cost=cost,
-                      verify_s=decode_step(d, batch, tokens_per_seq=gamma + 1).step_s)
+                        LEVIATHAN)
+    free = answer.work(key + "speedup_memory_bound", "x", "expected_tokens / (1 + gamma * cost)",
+                       LEVIATHAN, cost=cost)
+    full = answer.work(key + "speedup_compute_bound", "x", "expected_tokens / (gamma + 1)",
+                       "verification multiplies the FLOP; the drafter left out")
+    here = answer.work(key + "speedup", "x",
+                       "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
+                       "the step-time equation at this batch", cost=cost,
+                       step_s=decode_step(d, batch).step_s,
+                       verify_s=decode_step(d, batch, tokens_per_seq=gamma + 1).step_s)
     answer.add(key + "batch", batch, "sequences")
     ranges = answer.add(key + "losing_batches", losing_batches(d, alpha, gamma, cost))
     answer.add(key + "turning_batch", next((first for first, _ in ranges if first > 1), None))
-    rows = [{"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
-             "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)]
-    answer.add(key + "table", rows)
+    rows = answer.add(key + "table", [
+        {"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
+         "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)])
     text = ranges_text(ranges)
     if ranges and ranges[0][0] > case.limit:
         text += f", past the KV limit of {case.limit}"
@@ -5027,24 +4980,21 @@ def lora_params(model: Model, rank: int) -> int:
 def say_lora(case: Case, answer: Answer) -> None:
     """Adapters against this deployment's KV pool, and their extra FLOP."""
     d, rank, number = case.d, case.args.lora_rank, case.args.lora_count
-    params = answer.add("lora.params", lora_params(d.model, rank), "parameters", "rank * widths",
-                        "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
-                        rank=rank, widths=lora_params(d.model, 1))
-    size = answer.add("lora.bytes", params * ACTIVATION_BYTES, "MB", "params * bytes_each",
-                      "adapters stay in BF16", params=params, bytes_each=ACTIVATION_BYTES)
-    held = answer.add("lora.bytes_per_gpu", case.memory.adapter_bytes, "B",
-                      "count * size / tp * stage_share", "S-LoRA (2311.03285): adapters share "
-                      "memory with the KV pool", count=number, size=size, tp=d.tp,
-                      stage_share=d.stage_share)
-    per_token = case.memory.sequence_bytes / d.ctx_tokens
-    lost = answer.add("lora.kv_tokens_lost", held / per_token * d.attention_dp, "tokens",
-                      "held / kv_bytes_per_token * attention_dp", BUDGET, held=held,
-                      kv_bytes_per_token=per_token, attention_dp=d.attention_dp)
-    active = d.model.active_params if d.model.experts else d.model.params
-    extra = answer.add("lora.extra_flop_share", params / active, "", "params / active_params",
-                       "2 FLOP a parameter, a token", params=params, active_params=active)
-    answer.add("lora.rank", rank)
-    answer.add("lora.count", number)
+    params = answer.work("lora.params", "parameters", "rank * widths",
+                         "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
+                         rank=rank, widths=lora_params(d.model, 1))
+    size = answer.work("lora.bytes", "MB", "params * bytes_each", "adapters stay in BF16",
+                       bytes_each=ACTIVATION_BYTES)
+    held = answer.work("lora.bytes_per_gpu", "B", "count * size / tp * stage_share",
+                       "S-LoRA (2311.03285): adapters share memory with the KV pool", count=number,
+                       size=size)
+    lost = answer.work("lora.kv_tokens_lost", "tokens", "held / kv_bytes_per_token * attention_dp",
+                       BUDGET, held=held,
+                       kv_bytes_per_token=case.memory.sequence_bytes / d.ctx_tokens)
+    extra = answer.work("lora.extra_flop_share", "", "params / active_params",
+                        "2 FLOP a parameter, a token", active_params=(
+                            d.model.active_params if d.model.experts else d.model.params))
+    answer.inputs("lora.", rank=rank, count=number)
     answer.add("lora.max_seqs", case.memory.max_seqs, "sequences")
     without = memory_of(d._replace(adapter_bytes=0.0)).max_seqs
     experts = "; routed experts carry no adapter here" if d.model.experts else ""
@@ -5058,8 +5008,8 @@ def say_lora(case: Case, answer: Answer) -> None:
 def say_cost(case: Case, answer: Answer) -> None:
     """Price of a million tokens: the bound, a usual share of it, or as measured."""
     d, args, batch = case.d, case.args, case.batch
-    hourly = answer.add("cost.deployment_per_hour", args.gpu_price * d.gpus, "$",
-                        "gpu_price * gpus", "--gpu-price", gpu_price=args.gpu_price, gpus=d.gpus)
+    hourly = answer.work("cost.deployment_per_hour", "$", "gpu_price * gpus", "--gpu-price",
+                         gpu_price=args.gpu_price)
     tok_s, typical, basis = args.tok_s, None, "as measured (--tok-s)"
     if tok_s is None and batch:
         tok_s = batch / case.step.step_s * d.replicas
@@ -5069,17 +5019,15 @@ def say_cost(case: Case, answer: Answer) -> None:
     if not tok_s:
         answer.say("COST", f"${hourly:.2f}/h; no throughput to divide it by")
         return
-    per_million = answer.add("cost.per_1m_output", per_1m(hourly, tok_s), "$",
-                             "per_hour / (tok_s * 3600) * 1e6", "price over throughput",
-                             per_hour=hourly, tok_s=tok_s)
+    per_million = answer.work("cost.per_1m_output", "$", PER_1M, "price over throughput",
+                              per_hour=hourly, tok_s=tok_s)
     answer.add("cost.tok_s", tok_s, "tok/s", source=basis)
     line = f"${hourly:.2f}/h; {count(tok_s)} tok/s {basis}: ${per_million:.3f} per 1M output tokens"
     if typical:
         line += f"; ${per_1m(hourly, typical):.3f} at {TYPICAL_MBU:.0%} MBU"
     rate = prefill_tok_s(d, d.prompt_tokens, TYPICAL_MFU)
-    given = answer.add("cost.per_1m_input", per_1m(hourly, rate), "$", "per_hour / (tok_s * 3600) "
-                       "* 1e6", f"GPUs that do nothing but prefill, {TYPICAL_MFU:.0%} MFU, "
-                       "attention included", per_hour=hourly, tok_s=rate)
+    given = answer.work("cost.per_1m_input", "$", PER_1M, f"GPUs that do nothing but prefill, "
+                        f"{TYPICAL_MFU:.0%} MFU, attention included", per_hour=hourly, tok_s=rate)
     lines = [line, f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU"]
     if d.output_tokens and typical:
         busy_s = d.prompt_tokens / rate + d.output_tokens / typical
@@ -5094,6 +5042,7 @@ def say_cost(case: Case, answer: Answer) -> None:
     answer.say("COST", *lines)
     if args.serverless_price is not None:
         say_break_even(case, answer, hourly, typical or tok_s)
+PER_1M = "per_hour / (tok_s * 3600) * 1e6"
 
 
 def per_1m(per_hour: float, tok_s: float) -> float:
@@ -5103,37 +5052,33 @@ def per_1m(per_hour: float, tok_s: float) -> float:
 
 def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> None:
     """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
-    price, gpu_price, gpus = case.args.serverless_price, case.args.gpu_price, case.d.gpus
-    per_gpu = answer.add("break_even.tokens_per_hour_per_gpu", gpu_price * MEGA / price,
-                         "tokens/h", "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
-                         gpu_price=gpu_price, price_per_1m=price)
-    answer.add("break_even.tok_s_per_gpu", per_gpu / HOUR_S, "tok/s", "tokens_per_hour / 3600",
-               "sustained", tokens_per_hour=per_gpu)
-    hour = answer.add("break_even.tokens_per_hour", hourly * MEGA / price, "tokens/h",
-                      "per_hour * 1e6 / price_per_1m", "deployment $/h over $/token",
-                      per_hour=hourly, price_per_1m=price)
-    rate = answer.add("break_even.tok_s", hour / HOUR_S, "tok/s", "tokens_per_hour / 3600",
-                      "sustained", tokens_per_hour=hour)
-    share = answer.add("break_even.share_of_tok_s", rate / tok_s, "", "break_even / tok_s",
-                       "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
+    price, gpus, key = case.args.serverless_price, case.d.gpus, "break_even."
+    per_gpu = answer.work(key + "tokens_per_hour_per_gpu", "tokens/h",
+                          "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
+                          gpu_price=case.args.gpu_price, price_per_1m=price)
+    each = answer.work(key + "tok_s_per_gpu", "tok/s", "tokens_per_hour / 3600", "sustained",
+                       tokens_per_hour=per_gpu)
+    answer.work(key + "tokens_per_hour", "tokens/h", "per_hour * 1e6 / price_per_1m",
+                "deployment $/h over $/token", per_hour=hourly, price_per_1m=price)
+    rate = answer.work(key + "tok_s", "tok/s", "tokens_per_hour / 3600", "sustained")
+    share = answer.work(key + "share_of_tok_s", "", "break_even / tok_s",
+                        "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
     reach = (f"{share:.0%} of the {count(tok_s)} tok/s it can be expected to do" if share <= 1 else
              f"more than the {count(tok_s)} tok/s it can be expected to do: serverless is cheaper "
              "at any load")
     all_gpus = f" ({count(rate)} for all {gpus})" if gpus > 1 else ""
     answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
-               f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(per_gpu / HOUR_S)} tok/s "
+               f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(each)} tok/s "
                f"sustained{all_gpus}: {reach}")
 
 
 def say_cold_start(case: Case, answer: Answer) -> None:
     """From nothing to serving: image pull, weights from storage, engine start."""
     d, args = case.d, case.args
-    load = answer.add("cold_start.load_s", d.weight_bytes / args.storage.bytes_s, "s",
-                      "weight_bytes / storage", "weights over storage bandwidth",
-                      weight_bytes=d.weight_bytes, storage=args.storage.bytes_s)
-    total = answer.add("cold_start.total_s", args.pull_s + load + args.init_s, "s",
-                       "pull_s + load_s + init_s", "--pull-s, --init-s", pull_s=args.pull_s,
-                       load_s=load, init_s=args.init_s)
+    load = answer.work("cold_start.load_s", "s", "weight_bytes / storage",
+                       "weights over storage bandwidth", storage=args.storage.bytes_s)
+    total = answer.work("cold_start.total_s", "s", "pull_s + load_s + init_s",
+                        "--pull-s, --init-s", pull_s=args.pull_s, init_s=args.init_s)
     answer.add("cold_start.weight_bytes", d.weight_bytes, "B")
     answer.add("cold_start.storage_bytes_s", args.storage.bytes_s, "B/s")
     absent = [what for what, value in (("image pull (--pull-s)", args.pull_s),
@@ -5147,34 +5092,38 @@ def say_kv_transfer(case: Case, answer: Answer) -> None:
     """Shipping a prompt's KV cache to a decode pool, against the stall that it removes."""
     d, link = case.d, case.args.kv_link
     tokens = d.ctx_tokens if case.args.input_len is None else d.prompt_tokens
-    once = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), tokens)
+    once = shipped_bytes(d, tokens)
     size = answer.add("kv_transfer.bytes", once, "MB", "bytes_per_token * tokens",
                       "KV cache of the prompt, replicated copies sent once",
                       bytes_per_token=once / tokens, tokens=tokens)
-    seconds = answer.add("kv_transfer.seconds", size / link.bytes_s, "s", "kv_bytes / link",
-                         "--kv-link", kv_bytes=size, link=link.bytes_s)
+    seconds = answer.work("kv_transfer.seconds", "s", "kv_bytes / link", "--kv-link",
+                          kv_bytes=size, link=link.bytes_s)
     formula, numbers = prefill_formula(d, tokens)
     stall = answer.add("kv_transfer.interference_s", prefill_seconds(d, tokens), "s", formula,
                        "DistServe (2401.09670): a prefill stalls each stream of the batch; at the "
                        "bound", **numbers)
-    needed = answer.add("kv_transfer.break_even_bytes_s", size / stall, "B/s", "kv_bytes / stall_s",
-                        "where both are equal", kv_bytes=size, stall_s=stall)
+    needed = answer.work("kv_transfer.break_even_bytes_s", "B/s", "kv_bytes / stall_s",
+                         "where both are equal", kv_bytes=size, stall_s=stall)
     pays = answer.add("kv_transfer.pays", seconds < stall)
     answer.add("kv_transfer.tokens", tokens, "tokens")
     streams = f"each of {case.batch} streams" if case.batch else "each stream"
-    verdict = "pays" if pays else "does NOT pay"
     answer.say("P/D TRANSFER", f"{count(tokens)} tokens: {figure(size / GIGA)} GB in "
                f"{figure(seconds / MS)} ms over {link.name}; the prefill would stall {streams} for "
                f"{figure(stall / MS)} ms (bound)",
-               f"{verdict}: from {scaled(needed, 'B/s')} the transfer is the shorter; real links "
-               "reach less than their rate")
+               f"{'pays' if pays else 'does NOT pay'}: from {scaled(needed, 'B/s')} the transfer "
+               "is the shorter; real links reach less than their rate")
+
+
+def shipped_bytes(d: Deployment, tokens: float) -> float:
+    """KV cache of so many tokens, whole model, replicated copies counted once [B]."""
+    return sequence_bytes(d._replace(tp=1, dcp=1, pp=1), tokens)
 
 
 def say_queueing(case: Case, answer: Answer) -> None:
     """How long a request waits at a given utilisation, in service times."""
     rho = case.args.rho
-    wait = answer.add("queueing.wait_over_service", rho / (1 - rho), "x", "rho / (1 - rho)",
-                      "M/M/1 mean wait: Kleinrock, Queueing Systems I", rho=rho)
+    wait = answer.work("queueing.wait_over_service", "x", "rho / (1 - rho)",
+                       "M/M/1 mean wait: Kleinrock, Queueing Systems I", rho=rho)
     answer.add("queueing.rho", rho)
     answer.say("QUEUEING", f"at {rho:.0%} utilisation the mean wait is {figure(wait)}x the "
                "service time (M/M/1); size for 60-75% of measured saturation")
@@ -8032,7 +7981,7 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
     cal = calibration_of(d, engine, tables)
     case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=bool(searched),
                                      plan=load and plan_of(d, load, cal, engine))
-    answer = Answer()
+    answer = Answer(case.facts)
     for section in SECTIONS:
         asked = [getattr(args, name) for name in section.flags.split()]
         if not asked or any(value is not None and value is not False for value in asked):
