@@ -3409,10 +3409,9 @@ class Logged(NamedTuple):
     weights_bytes: Optional[float] = None
 
 
-def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
-                  weights: Optional[float] = None) -> EngineAnswer:
-    """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
-    logged = Logged(reserve, weights)
+def engine_answer(d: Deployment, s: Settings, logged: Optional[Logged] = None) -> EngineAnswer:
+    """What the engine will log; with the reserve and weights of a log, where there is one."""
+    logged = logged or Logged()
     found = reckon(d, s, logged)
     return found._replace(refusals=[r._replace(cure=cure_of(r, d, found, logged))
                                     for r in found.refusals])
@@ -3420,7 +3419,7 @@ def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
 
 def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
     """As engine_answer; its refusals have no cures."""
-    stages = engine_stages(d, s, *logged)
+    stages = engine_stages(d, s, logged)
     memory = min(stages, key=lambda stage: stage.available_bytes)
     available = memory.available_bytes
     pool = None
@@ -3456,16 +3455,15 @@ POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the
 RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
 
 
-def engine_stages(d: Deployment, s: Settings, reserve: Optional[float],
-                  weights: Optional[float]) -> List[EngineMemory]:
+def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemory]:
     """The engine's memory on each pipeline stage, with what a log states put over it."""
     stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
               else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
-    if weights is not None:
-        stages = [m._replace(weights_bytes=weights) for m in stages]
-    if reserve is not None:
-        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0, other_bytes=reserve)
-                  for m in stages]
+    if logged.weights_bytes is not None:
+        stages = [m._replace(weights_bytes=logged.weights_bytes) for m in stages]
+    if logged.reserve_bytes is not None:
+        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0,
+                             other_bytes=logged.reserve_bytes) for m in stages]
     return stages
 
 
@@ -3917,14 +3915,15 @@ class Load(NamedTuple):
     given_chunk: Optional[int]  # --max-num-batched-tokens
 
     @property
+    def slos(self) -> Dict[str, float]:
+        """Those SLOs that were asked for, by name [s]."""
+        every = {name: getattr(self, f"slo_{name}_s") for name in SLOS}
+        return {name: slo_s for name, slo_s in every.items() if slo_s < math.inf}
+
+    @property
     def slots(self) -> int:
         """Most that may run at once."""
         return self.given_seqs or SEQS_MOST
-
-    @property
-    def fresh_tokens(self) -> float:
-        """Mean prompt tokens that no prefix cache holds."""
-        return max(1.0, self.input_len.mean - self.shared_tokens)
 
     @property
     def context_tokens(self) -> float:
@@ -3935,6 +3934,7 @@ class Load(NamedTuple):
     def chunk_tokens(self) -> int:
         """Tokens a step: fewer, the stricter the inter-token latency."""
         return self.given_chunk or next(n for most_s, n in CHUNKS if self.slo_tpot_s <= most_s)
+SLOS = ("ttft", "tpot", "e2e")
 
 
 class Steady(NamedTuple):
@@ -3961,9 +3961,8 @@ class Replica:
         fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
                  for i in range(64)]
         self.fresh_cv = pstdev(fresh) / fmean(fresh)  # of the service time, which M/G/1 wants
-        memory = memory_of(d)
         each = sequence_bytes(d, load.context_tokens)
-        self.kv_seqs = max(0, int(max(0.0, memory.pool_bytes) / each * d.attention_dp))
+        self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
 
     def _prefill(self, tokens: float) -> float:
         """GPU time of a prompt less what its cached shared part saves [s]."""
@@ -3983,7 +3982,7 @@ class Replica:
         decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        steps = load.fresh_tokens / load.chunk_tokens
+        steps = max(1.0, load.input_len.mean - load.shared_tokens) / load.chunk_tokens
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
@@ -4000,40 +3999,37 @@ class Replica:
 
     def prefill_only(self, shipped_s: float) -> float:
         """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
-        low, high = 0.0, 1 / self.prefill_s
-        for _ in range(20):
-            middle = (low + high) / 2
-            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
-            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
-        return low
+        return halved(0.0, 1 / self.prefill_s, 20, lambda rate: sum(self.wait(
+            rate, self.prefill_s)) + self.prefill_s + shipped_s <= self.load.slo_ttft_s)[0]
 
     def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
-        for name, over in (("kv", batch > self.kv_seqs),
-                           ("max_num_seqs", batch > load.slots),
-                           ("tpot", steady.tpot_s > load.slo_tpot_s * margin),
-                           ("e2e", steady.e2e_s > load.slo_e2e_s * margin),
-                           ("ttft", steady.ttft_p99_s > load.slo_ttft_s)):
-            if over:
-                return name
-        return ""
+        limits = (("kv", batch, self.kv_seqs), ("max_num_seqs", batch, load.slots),
+                  ("tpot", steady.tpot_s, load.slo_tpot_s * margin),
+                  ("e2e", steady.e2e_s, load.slo_e2e_s * margin),
+                  ("ttft", steady.ttft_p99_s, load.slo_ttft_s))
+        return next((name for name, value, most in limits if value > most), "")
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0.0, min(self.kv_seqs, self.load.slots) + 1.0
-        for _ in range(14):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
+        low, high = halved(0.0, min(self.kv_seqs, self.load.slots) + 1.0, 14,
+                           lambda batch: not self.broken(batch, margin))
         return (self.at(low) if low else None), self.broken(high, margin)
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
-        low, high = 0.0, float(max(1, self.kv_seqs))
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.at(middle).rate_rps < rate_rps else (low, middle)
-        return self.at(high)
+        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 30,
+                              lambda batch: self.at(batch).rate_rps < rate_rps)[1])
+
+
+def halved(low: float, high: float, times: int, holds: Callable[[float], bool]
+           ) -> Tuple[float, float]:
+    """What is left of low..high, halved so many times where `holds` turns false."""
+    for _ in range(times):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def longest_request(input_len: Lengths, output_len: Lengths) -> int:
@@ -4046,26 +4042,35 @@ class Plan(NamedTuple):
 
     engine: str
     load: Load
+    rate_rps: float  # as asked, else what the replicas that the flags name bear
     sustained: Optional[Steady]  # one replica, at most; None when one request is too much
     binding: str
     planned_tpot_s: float
     in_flight: float  # Little's L at the peak rate, whole fleet
-    kv_tokens_needed: float
     kv_tokens_per_replica: float
     replicas: int  # 0 when no number of replicas helps
+    gpus: int  # of all of these
     fleet: int  # replicas that the flags name (--dp), else those needed
-    spares: int
     steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
     borne_rps: float  # what a replica sustains within its batch slots
+
+    @property
+    def spares(self) -> int:
+        """Replicas for N+1."""
+        return 1 if self.replicas else 0
 
     @property
     def rate_per_replica_rps(self) -> float:
         """Requests a second that one replica sustains."""
         return self.sustained.rate_rps if self.sustained else 0.0
+
+    @property
+    def in_flight_text(self) -> str:
+        """Requests in flight in one replica of the fleet."""
+        return count(self.in_flight / max(1, self.fleet))
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4094,7 +4099,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
         best, binding = None, "max_model_len"
     rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
-                else max(1, math.ceil(rate / best.rate_rps / HEADROOM - 1e-9)))
+                else max(1, replicas_for(rate, best.rate_rps)))
     fleet = d.replicas if d.replicas > 1 else replicas
     steady = replica.at_rate(rate / replicas) if best and replicas else None
     tpot = load.slo_tpot_s * TPOT_MARGIN
@@ -4106,9 +4111,14 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     slots = load.given_seqs or min(seqs, SEQS_MOST)
     borne = (0.0 if not best else replica.at(slots).rate_rps if slots < best.batch
              else best.rate_rps)
-    return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
-                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0, steady,
-                longest, slots, load.chunk_tokens, borne)
+    return Plan(engine, load, rate, best, binding, tpot, in_flight, memory.max_seqs * d.ctx_tokens,
+                replicas, replicas * d.replica_gpus, fleet, steady, longest, slots,
+                load.chunk_tokens, borne)
+
+
+def replicas_for(rate_rps: float, each_rps: float) -> int:
+    """Replicas that bear a rate at HEADROOM of what each sustains."""
+    return math.ceil(rate_rps / each_rps / HEADROOM - 1e-9)
 
 
 class Candidate(NamedTuple):
@@ -4116,7 +4126,6 @@ class Candidate(NamedTuple):
 
     d: Deployment
     plan: Plan
-    gpus: int
     per_hour: Optional[float]
 
 
@@ -4165,30 +4174,23 @@ def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, in
 
 
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
-    """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is)."""
-    found = []
+    """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is).
+
+    Left out are those before the best of each GPU that the engine would refuse.
+    """
+    found, engine = [], args.engine or "vllm"
     for other in candidates(d, args, tables):
-        plan = plan_of(other, load, calibration_of(other, args.engine or "vllm", tables),
-                       args.engine or "vllm")
+        plan = plan_of(other, load, calibration_of(other, engine, tables), engine)
         if plan.replicas:
-            gpus = plan.replicas * other.replica_gpus
             price = price_of(args, other.gpu.name)
-            found.append(Candidate(other, plan, gpus, price and price * gpus))
-    found.sort(key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
+            found.append(Candidate(other, plan, price and price * plan.gpus))
+    found.sort(key=lambda c: (c.per_hour or 0.0, c.plan.gpus, c.d.gpu.memory_bytes,
                               -c.d.weight_bytes, -c.d.kv.bytes))
-    return startable(found, args)
-
-
-def startable(found: Sequence[Candidate], args: Any) -> List[Candidate]:
-    """The candidates, without those before the best of each GPU that the engine would refuse."""
     kept: List[Candidate] = []
-    seen: Set[str] = set()
     for c in found:
-        if c.d.gpu.name not in seen:
-            if reckon(c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
-                continue
-            seen.add(c.d.gpu.name)
-        kept.append(c)
+        if any(c.d.gpu.name == other.d.gpu.name for other in kept) or not reckon(
+                c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
+            kept.append(c)
     return kept
 
 
@@ -4858,12 +4860,8 @@ def tokens_a_step(alpha: float, gamma: int) -> float:
 
 
 def alpha_for(tokens: float, gamma: int) -> float:
-    """The acceptance rate at which gamma drafts give so many tokens a step (bisection)."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_a_step(middle, gamma) < tokens else (low, middle)
-    return high
+    """The acceptance rate at which gamma drafts give so many tokens a step."""
+    return halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma) < tokens)[1]
 
 
 def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cost: float) -> float:
@@ -5136,39 +5134,37 @@ BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 def say_engine(case: Case, answer: Answer) -> None:
     """What the engine will log at start-up, and what it would refuse."""
     d, s = case.d, settings_of(case.d, case.args, case.plan)
-    log = case.args.startup_log
+    log = case.args.startup_log or {}
     if log:
         d, s = as_logged(d, s, log, case.args)
-    reserve = logged_reserve(d, s, log)
-    found = engine_answer(d, s, reserve, (log or {}).get("weights_bytes"))
+    logged = logged_of(d, s, log)
+    found = engine_answer(d, s, logged)
     record_engine(d, s, found, answer)
     m = found.memory
-    version = dotted(s.version) or "(version not given)"
-    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
-    parts += [f"{name} {size / GIB:.2f}" for name, size in (
-        ("activations", m.activation_bytes),
-        ("not torch's" if reserve is None else "reserve (logged)", m.other_bytes),
-        ("CUDA graphs", m.graphs_bytes)) if size]
+    parts = [f"{name} {size / GIB:.2f}" for name, size in (
+        ("weights", m.weights_bytes), ("activations", m.activation_bytes),
+        ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
+        ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else "")
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
-             f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = {' + '.join(parts)} + KV"
-             + (f" ({basis})" if basis else ""),
-             f"Available KV cache memory: {room_text(found)}"]
+    room = f"Available KV cache memory: {room_text(found)}"
+    if s.engine == "vllm" and not s.version and not log:
+        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
+        room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
+                 f"{dotted(NEWEST_VLLM)} on")
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
-    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
-                 f"{found.concurrency:.2f}x")
-    if s.engine == "vllm" and not s.version and not log:
-        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
-        text = f"{newest / GIB:.2f}" if newest > 0 else "none"
-        lines[-2] += f"; {text} from {dotted(NEWEST_VLLM)} on"
-    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
-                 f"{count(s.max_num_batched_tokens)}")
-    lines += [draft_text(d, s, bool(log and "weights_bytes" in log))] if s.draft.method else []
-    answer.say("ENGINE", *lines)
+    answer.say(
+        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
+        f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
+        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""), room,
+        f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
+        f"{found.concurrency:.2f}x",
+        f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
+        f"{count(s.max_num_batched_tokens)}",
+        *([draft_text(d, s, "weights_bytes" in log)] if s.draft.method else []))
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
 
@@ -5197,28 +5193,28 @@ def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
 
 def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
     """The steps of the engine's accounting."""
-    m, key = found.memory, "engine."
-    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
-        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
-    answer.add(key + "version", dotted(s.version) or None)
-    answer.add(key + "draft_method", s.draft.method or None)
+    m, pool, key = found.memory, found.pool, "engine."
+    answer.inputs(key, name=s.engine, max_model_len=s.max_model_len, max_num_seqs=s.max_num_seqs,
+                  max_num_batched_tokens=s.max_num_batched_tokens, util=s.util,
+                  version=dotted(s.version) or None, draft_method=s.draft.method or None)
     answer.add(key + "draft_bytes", draft_bytes(d, s), "B", source="the drafter's weights, of "
                "weights_bytes: about a layer of the model")
     answer.add(key + "draft_layers", draft_layers(d.model, s.draft), "layers",
                source="with a KV cache of their own")
-    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
-    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
-    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
-               "rotary tables, padding and allocator with them")
-    for name in ("activation", "other", "graphs"):
-        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
+    for name, size, source in (
+            ("total", m.total_bytes, "presets.json torch_gib"),
+            ("requested", m.requested_bytes, "utilisation of it"),
+            ("weights", m.weights_bytes, "weights as stored on a rank; rotary tables, padding and "
+             "allocator with them"),
+            ("activation", m.activation_bytes, ENGINE_SOURCE),
+            ("other", m.other_bytes, ENGINE_SOURCE), ("graphs", m.graphs_bytes, ENGINE_SOURCE)):
+        answer.add(f"{key}{name}_bytes", size, "B", source=source)
     answer.add(key + "available_kv_bytes", m.available_bytes, "B",
                "requested - weights - activation - other - graphs", ENGINE_SOURCE,
                requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
                activation=m.activation_bytes, other=m.other_bytes)
     answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
     answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
-    pool = found.pool
     answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
     answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
                else s.block_tokens, "tokens")
@@ -5234,43 +5230,33 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
     if log.get("tp", d.tp) != d.tp:
         raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
                         f"add --tp {log['tp']:.0f}")
-    if "total_bytes" in log:
-        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    gpu = d.gpu._replace(torch_bytes=log.get("total_bytes", d.gpu.torch_bytes))
     asked = s.asked
     if "util" in log and "util" not in args.given:
         asked = asked._replace(util=log["util"])
     if "max_model_len" in log and "ctx" not in args.given:
         asked = asked._replace(max_model_len=int(log["max_model_len"]))
-    if "version" in log and not asked.version:
-        asked = asked._replace(version=log["version"])
-    return d, engine_settings(d, asked)
+    d = d._replace(gpu=gpu)
+    return d, engine_settings(d, asked._replace(version=asked.version or log.get("version", ())))
 
 
-def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
-    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
+def logged_of(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Logged:
+    """What a log says of weights, and leaves for neither weights nor KV [B].
 
-    None where the log does not say enough. The utilisation is the log's own.
+    total * utilisation - weights - KV, the KV cache as stated, else its blocks or tokens at this
+    model's bytes; None where the log does not say enough. The utilisation is the log's own.
     """
-    if not log:
-        return None
-    left = logged_kv_bytes(d, s, log)
+    weights, left = log.get("weights_bytes"), log.get("available_kv_bytes")
+    if left is None and {"num_gpu_blocks", "kv_cache_tokens"} & set(log):
+        groups, block = kv_groups(d, s)
+        blocks = log.get("num_gpu_blocks")
+        if blocks is None and len(groups) == 1:
+            blocks = log["kv_cache_tokens"] / groups[0].block_tokens
+        left = None if blocks is None else blocks * block * d.stage_share
     if left is None:
-        return None
-    util = log.get("util", s.util)
-    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
-    return min(m.requested_bytes - m.weights_bytes for m in base) - left
-
-
-def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
-    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
-    if "available_kv_bytes" in log:
-        return float(log["available_kv_bytes"])
-    groups, block = kv_groups(d, s)
-    if "num_gpu_blocks" in log:
-        return float(log["num_gpu_blocks"] * block * d.stage_share)
-    if "kv_cache_tokens" in log and len(groups) == 1:
-        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
-    return None
+        return Logged(None, weights)
+    base = engine_stages(d, s._replace(util=log.get("util", s.util)), Logged(0.0, weights))
+    return Logged(min(m.requested_bytes - m.weights_bytes for m in base) - left, weights)
 
 
 LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
@@ -5292,25 +5278,23 @@ def say_startup_log(case: Case, answer: Answer) -> None:
     for name, label in LOGGED:
         if name not in log:
             continue
-        value = predicted.get(name, getattr(found.memory, name, None))
-        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
-        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
-        if value is None:
-            continue
         unit = "B" if name.endswith("_bytes") else ""
-        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
-        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
-                     f"{scaled(value, unit)}{off}")
-    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
+        answer.add(f"startup_log.{name}", log[name], unit)
+        value = answer.add(f"startup_log.predicted_{name}",
+                           predicted.get(name, getattr(found.memory, name, None)), unit)
+        if value is not None:
+            off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
+            lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
+                         f"{scaled(value, unit)}{off}")
+    reserve = answer.add("startup_log.reserve_bytes", logged_of(d, s, log).reserve_bytes, "B",
                          source="total * utilisation - weights - KV cache of the log")
     if reserve is not None:
-        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
-        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
-        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
-                   "tokens")
+        seqs = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve))).max_seqs
+        answer.add("startup_log.budget_max_seqs", seqs, "sequences")
+        answer.add("startup_log.budget_max_kv_tokens", round(seqs * d.ctx_tokens), "tokens")
         lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
-                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
-                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
+                     f"budget above becomes {count(seqs * d.ctx_tokens)} tokens, "
+                     f"{sequences_text(seqs)} sequences of {count(d.ctx_tokens)}")
     answer.say("STARTUP LOG", *lines)
 
 
@@ -5337,10 +5321,8 @@ def say_plan(case: Case, answer: Answer) -> None:
 
 def slo_text(load: Load) -> str:
     """The SLOs in words."""
-    parts = [f"{name} p99 < {scaled(value, 's')}" for name, value in (
-        ("TTFT", load.slo_ttft_s), ("TPOT", load.slo_tpot_s), ("E2E", load.slo_e2e_s))
-        if value < math.inf]
-    return ", ".join(parts) or "none: throughput alone"
+    return ", ".join(f"{name.upper()} p99 < {scaled(slo_s, 's')}"
+                     for name, slo_s in load.slos.items()) or "none: throughput alone"
 
 
 def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5349,12 +5331,9 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.engine", plan.engine)
     answer.add("plan.rate_rps", load.rate_rps, "req/s", source="--rate, at peak")
     answer.add("plan.mean_rate_rps", load.mean_rate_rps, "req/s", source="--mean-rate")
-    for name, value in (("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s),
-                        ("e2e", load.slo_e2e_s)):
-        answer.add(f"plan.slo_{name}_s", value if value < math.inf else None, "s",
-                   source=f"--slo-{name}-ms, p99")
-    answer.add("plan.input_len", load.input_len.text)
-    answer.add("plan.output_len", load.output_len.text)
+    for name in SLOS:
+        answer.add(f"plan.slo_{name}_s", load.slos.get(name), "s", source=f"--slo-{name}-ms, p99")
+    answer.inputs("plan.", input_len=load.input_len.text, output_len=load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
                source="--shared-prefix-len")
     rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
@@ -5365,41 +5344,36 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
 
 def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 2: Little's law against the KV pool."""
-    load = plan.load
-    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    load, each = plan.load, plan.kv_tokens_per_replica
     answer.add("plan.in_flight", plan.in_flight, "requests", "rate * (ttft_allowance + output * "
-               "tpot)", f"{LITTLE}; TPOT at {TPOT_MARGIN:.0%} of its SLO", rate=rate,
+               "tpot)", f"{LITTLE}; TPOT at {TPOT_MARGIN:.0%} of its SLO", rate=plan.rate_rps,
                ttft_allowance=TTFT_ALLOWANCE_S, output=load.output_len.mean,
                tpot=plan.planned_tpot_s)
-    needed = answer.add("plan.kv_tokens_needed", plan.kv_tokens_needed, "tokens",
-                        "in_flight * (input + output)", "shared prefix not deducted",
-                        in_flight=plan.in_flight, input=load.input_len.mean,
-                        output=load.output_len.mean)
-    wanted = answer.add("plan.kv_tokens_wanted", needed * KV_MARGIN, "tokens", "needed * margin",
-                        "the runbook's 1.5", needed=needed, margin=KV_MARGIN)
-    held = answer.add("plan.kv_tokens_held", plan.kv_tokens_per_replica * plan.replicas, "tokens",
-                      "per_replica * replicas", BUDGET, per_replica=plan.kv_tokens_per_replica,
-                      replicas=plan.replicas)
+    needed = answer.work("plan.kv_tokens_needed", "tokens", "in_flight * (input + output)",
+                         "shared prefix not deducted", input=load.input_len.mean,
+                         output=load.output_len.mean)
+    wanted = answer.work("plan.kv_tokens_wanted", "tokens", "needed * margin",
+                         "the runbook's 1.5", needed=needed, margin=KV_MARGIN)
+    held = answer.work("plan.kv_tokens_held", "tokens", "per_replica * replicas", BUDGET,
+                       per_replica=each, replicas=plan.replicas)
     answer.add("plan.kv_holds", held >= wanted)
-    least = (math.ceil(wanted / plan.kv_tokens_per_replica) if plan.kv_tokens_per_replica else None)
-    answer.add("plan.replicas_for_kv", least)
-    verdict = "hold them" if held >= wanted else "do NOT hold them by this rule"
+    least = answer.add("plan.replicas_for_kv", math.ceil(wanted / each) if each else None)
     if not plan.replicas:
-        answer.say("2 FIT", f"one replica holds {count(plan.kv_tokens_per_replica)} KV tokens; a "
+        answer.say("2 FIT", f"one replica holds {count(each)} KV tokens; a "
                    f"request takes {count(load.context_tokens)} on average")
         return
-    answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
+    answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
-               f"{counted(least or 1, 'replica')} of {count(plan.kv_tokens_per_replica)}; "
-               f"{plan.replicas} {verdict}")
+               f"{counted(least or 1, 'replica')} of {count(each)}; {plan.replicas} "
+               + ("hold them" if held >= wanted else "do NOT hold them by this rule"))
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 3: can one stream be fast enough at all, and what is expected at this load."""
-    d, load = case.d, plan.load
-    floor = answer.add("plan.tpot_floor_s", decode_step(d, 1, mbu=TYPICAL_MBU).step_s, "s",
+    load = plan.load
+    floor = answer.add("plan.tpot_floor_s", decode_step(case.d, 1, mbu=TYPICAL_MBU).step_s, "s",
                        source=f"one stream at {TYPICAL_MBU:.0%} MBU")
     line = f"one stream {scaled(floor, 's')} at {TYPICAL_MBU:.0%} MBU"
     if plan.steady:
@@ -5418,17 +5392,15 @@ def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 4: the prefill of the p99 prompt, cold and with its prefix cached."""
     d, load = case.d, plan.load
-    long = load.input_len.quantile(0.99)
-    answer.add("plan.input_p99_tokens", long, "tokens", source="p99 of --input-len")
-    fresh = max(1.0, long - load.shared_tokens)
-    formula, numbers = prefill_formula(d, long)
-    cold = answer.add("plan.ttft_floor_s", prefill_seconds(d, long, TYPICAL_MFU), "s", formula,
-                      f"p99 prompt at {TYPICAL_MFU:.0%} of the peak", **dict(numbers,
-                                                                            mfu=TYPICAL_MFU))
-    formula, numbers = prefill_formula(d, fresh)
-    warm = answer.add("plan.ttft_floor_cached_s", prefill_seconds(d, fresh, TYPICAL_MFU), "s",
-                      formula, "the same with the shared prefix cached", **dict(numbers,
-                                                                              mfu=TYPICAL_MFU))
+    long = answer.add("plan.input_p99_tokens", load.input_len.quantile(0.99), "tokens",
+                      source="p99 of --input-len")
+    cold, warm = (answer.add(
+        key, prefill_seconds(d, tokens, TYPICAL_MFU), "s", formula, source,
+        **dict(numbers, mfu=TYPICAL_MFU)) for key, tokens, source in (
+            ("plan.ttft_floor_s", long, f"p99 prompt at {TYPICAL_MFU:.0%} of the peak"),
+            ("plan.ttft_floor_cached_s", max(1.0, long - load.shared_tokens),
+             "the same with the shared prefix cached"))
+        for formula, numbers in (prefill_formula(d, tokens),))
     line = f"p99 prompt of {count(long)}: {scaled(cold, 's')} cold"
     if load.shared_tokens:
         line += f", {scaled(warm, 's')} with the prefix cached"
@@ -5445,45 +5417,37 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("4 TTFT FLOOR", line)
 
 
-def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
+def plan_flags(d: Deployment, plan: Plan) -> Dict[str, Any]:
     """The engine settings of a plan, by vLLM's names."""
-    d = case.d
     flags: Dict[str, Any] = {
         "tensor-parallel-size": d.tp, "gpu-memory-utilization": d.util,
         "max-model-len": plan.max_model_len, "max-num-seqs": plan.max_num_seqs,
         "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
-    if d.kv.bytes <= 1:
-        flags["kv-cache-dtype"] = d.kv.name
-    if d.weights.bytes < 2 and d.model.native != d.weights.name:
-        flags["quantization"] = d.weights.name
-    if d.attention_dp > 1:
-        flags["data-parallel-size"] = d.dp
-    if d.ep > 1:
-        flags["enable-expert-parallel"] = True
-    return flags
-
-
-def rejected_share(case: Case, plan: Plan) -> float:
-    """Share of the requests that are longer than the model's own context, by mean outputs."""
-    most = (case.d.model.max_len or math.inf) - plan.load.output_len.mean
-    return sum(plan.load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000
+    asked = (("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
+             ("quantization", d.weights.name,
+              d.weights.bytes < 2 and d.model.native != d.weights.name),
+             ("data-parallel-size", d.dp, d.attention_dp > 1),
+             ("enable-expert-parallel", True, d.ep > 1))
+    return {**flags, **{name: value for name, value, wanted in asked if wanted}}
 
 
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
-    load = plan.load
-    rejected = answer.add("plan.rejected_share", rejected_share(case, plan))
+    load, most = plan.load, (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    rejected = answer.add("plan.rejected_share", sum(
+        load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000)
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
                source="p99.9 input + p99.9 output, up to a multiple of 1,024")
     answer.add("plan.max_num_seqs", plan.max_num_seqs, "sequences", source="in flight a replica x "
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
-    answer.add("plan.flags", plan_flags(case, plan))
-    stall = expected_prefill_s(case.d, plan.max_num_batched_tokens, case.cal)
-    answer.add("plan.chunk_stall_s", stall, "s", source="a step filled with prefill, expected")
+    answer.add("plan.flags", plan_flags(case.d, plan))
+    stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
+        case.d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
+        "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
-             f"{plan.max_num_seqs} ({count(plan.in_flight / max(1, plan.fleet))} in flight x "
+             f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
              f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
              f"chunk holds every stream up {scaled(stall, 's')})"]
     if rejected:
@@ -5503,11 +5467,8 @@ def plan_measure(case: Case, plan: Plan, answer: Answer) -> None:
     words = ["loadgen.py URL --find-goodput", f"--input-len {load.input_len.text}",
              f"--output-len {load.output_len.text}"]
     words += [f"--shared-prefix-len {load.shared_tokens}"] * bool(load.shared_tokens)
-    words += [f"--slo-{name}-ms {figure(value / MS, 6)}" for name, value in (
-        ("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s), ("e2e", load.slo_e2e_s))
-        if value < math.inf]
-    answer.add("plan.measure_command", " ".join(words))
-    answer.say("6 MEASURE", f"one replica: {' '.join(words)}")
+    words += [f"--slo-{name}-ms {figure(slo_s / MS, 6)}" for name, slo_s in load.slos.items()]
+    answer.say("6 MEASURE", "one replica: " + answer.add("plan.measure_command", " ".join(words)))
 
 
 def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5519,8 +5480,7 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.batch_per_replica", plan.steady and plan.steady.batch, "requests",
                source=PLAN_SOURCE)
     if best is None:
-        answer.add("plan.replicas", 0)
-        answer.add("plan.spares", 0)
+        answer.inputs("plan.", replicas=0, spares=0)
         answer.say("7 SCALE OUT", "not even one request at a time meets this: "
                    f"{LIMIT_NAMES[plan.binding]} gives way first; {LIMIT_KNOBS[plan.binding]}")
         return
@@ -5531,20 +5491,19 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     else:
         answer.add("plan.replicas", plan.replicas)
     answer.add("plan.spares", plan.spares, source="N+1")
-    answer.add("plan.gpus", plan.replicas * case.d.replica_gpus, "GPUs")
+    answer.add("plan.gpus", plan.gpus, "GPUs")
     lines = [f"one replica sustains {figure(rate)} req/s ({figure(best.batch)} in flight, TPOT "
              f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, "
              f"{best.prefill_share:.0%} of it prefill); one more breaks "
              f"{LIMIT_NAMES[plan.binding]}"]
     if load.rate_rps:
         lines.append(f"ceil({figure(load.rate_rps)} / {figure(rate)} / {HEADROOM:g}) = "
-                     f"{counted(plan.replicas, 'replica')} = "
-                     f"{counted(plan.replicas * case.d.replica_gpus, 'GPU')}, and "
+                     f"{counted(plan.replicas, 'replica')} = {counted(plan.gpus, 'GPU')}, and "
                      f"{plan.spares} spare for N+1")
         if plan.fleet != plan.replicas:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
-        lines.append(margins_text(case, plan, answer))
+        lines.append(margins_text(case, plan, load.rate_rps, answer))
     if plan.borne_rps < rate:
         lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(plan.borne_rps)} req/s: "
                      "enough for the plan, to be raised where a replica must carry more")
@@ -5569,15 +5528,14 @@ LIMIT_KNOBS = {"max_model_len": "more TP, --kv fp8, fewer weight bytes, shorter 
                "e2e": "more TP, fewer weight bytes, shorter outputs"}
 
 
-def margins_text(case: Case, plan: Plan, answer: Answer) -> str:
+def margins_text(case: Case, plan: Plan, rate_rps: float, answer: Answer) -> str:
     """Each stacked margin by name, and their product."""
-    assert plan.sustained is not None and plan.load.rate_rps
     full, _ = Replica(case.d, plan.load, case.cal).sustained(1.0)
-    exact = plan.load.rate_rps / plan.rate_per_replica_rps / HEADROOM
+    exact = rate_rps / plan.rate_per_replica_rps / HEADROOM
     margins = {"tpot_margin": full.rate_rps / plan.rate_per_replica_rps if full else 1.0,
                "headroom": 1 / HEADROOM, "rounding_up": plan.replicas / exact}
-    product = answer.add("plan.margin_product", math.prod(margins.values()), "x",
-                         " * ".join(margins), "each margin that is in the replica count", **margins)
+    product = answer.work("plan.margin_product", "x", " * ".join(margins),
+                          "each margin that is in the replica count", **margins)
     answer.add("plan.margins", {**margins, "kv_tokens": KV_MARGIN, "batch_slots": SEQS_MARGIN,
                                 "ttft_allowance_s": TTFT_ALLOWANCE_S})
     return (f"margins in the replicas: rate at the whole SLO {figure(margins['tpot_margin'])}x, "
@@ -5588,20 +5546,17 @@ def margins_text(case: Case, plan: Plan, answer: Answer) -> str:
 
 def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
-    load, d = plan.load, case.d
-    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
-    sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
+    replica, link = Replica(case.d, plan.load, case.cal), case.args.kv_link or case.d.far_link
+    sent = shipped_bytes(case.d, plan.load.input_len.mean)
     seconds = sent / link.bytes_s if link else None
     borne = [replica.prefill_only(seconds or 0.0)]
     replica.prefill_s = replica.p99_prefill_s = 0.0
     decode, _ = replica.sustained()
     borne.append(decode.rate_rps if decode else 0.0)
-    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pools = [replicas_for(plan.rate_rps, each) if each else None for each in borne]
     pays = answer.add("plan.disaggregation.pays",
                       bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
-    answer.add("plan.disaggregation.prefill_replicas", pools[0])
-    answer.add("plan.disaggregation.decode_replicas", pools[1])
+    answer.inputs("plan.disaggregation.", prefill_replicas=pools[0], decode_replicas=pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
     shown = [count(n) if n else "no number of" for n in pools]
     why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
@@ -5612,49 +5567,52 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
 
 def speculation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether drafting would pay at the planned batch, by the step-time equation."""
-    args = case.args
-    alpha = 0.8 if args.spec_accept is None else args.spec_accept
-    gamma = args.spec_tokens if args.spec_accept is not None else 3
+    alpha, gamma, assumed = acceptance_of(case.args)
     batch = max(1, round(plan.steady.batch if plan.steady else 1))
     gain = answer.add("plan.speculation.speedup", speculative_speedup(
-        case.d, batch, alpha, gamma, args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
+        case.d, batch, alpha, gamma, case.args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
     answer.add("plan.speculation.pays", gain > 1)
-    assumed = "" if args.spec_accept is not None else " (assumed: measure it)"
     return (f"speculative decoding {'would pay' if gain > 1 else 'would not pay'}: "
-            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}{assumed}; "
+            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}"
+            f"{' (assumed: measure it)' if assumed else ''}; "
             "the bound, which a real drafter does not reach")
+
+
+def acceptance_of(args: Any) -> Tuple[float, int, bool]:
+    """Acceptance and drafted tokens of speculation, and whether they are assumed."""
+    if args.spec_accept is None:
+        return 0.8, 3, True
+    return args.spec_accept, args.spec_tokens, False
 
 
 def plan_watch(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 8: what to scale and alert on."""
-    slots = plan.max_num_seqs
-    answer.say("8 AUTOSCALE", f"scale on queue depth and KV utilisation, never on GPU utilisation; "
-               f"alert on TTFT and TPOT p99 against the SLO and on preemptions; {slots} slots a "
-               "replica: a queue that stays above zero is the signal (--autoscale)")
+    answer.say("8 AUTOSCALE", "scale on queue depth and KV utilisation, never on GPU utilisation; "
+               "alert on TTFT and TPOT p99 against the SLO and on preemptions; "
+               f"{plan.max_num_seqs} slots a replica: a queue that stays above zero is the signal "
+               "(--autoscale)")
 
 
 def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 9: what it costs, and five lines that a customer could be sent."""
-    d, load = case.d, plan.load
+    d, load, steady, cal = case.d, plan.load, plan.steady, case.cal
     cost = plan_cost(case, plan, answer)
-    inverse = plan_inverse(case, plan, answer)
-    answer.say("9 REPORT", *cost, *inverse)
-    if not plan.replicas or not plan.steady:
+    answer.say("9 REPORT", *cost, *plan_inverse(case, plan, answer))
+    if not plan.replicas or not steady:
         return
     answer.lines.append("")
-    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
     answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
                f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
-               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; "
+               f"{d.weights.name}, KV {d.kv.name}), {plan.gpus} GPUs; "
                f"{plan.spares} more replica for N+1")
-    expected = plan.steady.rate_rps * plan.steady.e2e_s * plan.replicas
-    answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
-               f"in, {count(load.output_len.mean)} out: about {count(expected)} at once expected, "
-               f"{count(plan.in_flight)} planned for")
-    answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
-               f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
-               f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}) on average, TTFT p99 about "
-               f"{figure(plan.steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
+    expected = steady.rate_rps * steady.e2e_s * plan.replicas
+    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
+               f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
+               f"expected, {count(plan.in_flight)} planned for")
+    answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
+               f"band {figure(steady.tpot_s * cal.low / MS)} to "
+               f"{scaled(steady.tpot_s * cal.high, 's')}) on average, TTFT p99 about "
+               f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
     capped = (f" ({figure(plan.borne_rps)} within its {plan.max_num_seqs} slots)"
               if plan.borne_rps < plan.rate_per_replica_rps else "")
     answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica{capped}, where "
@@ -5667,34 +5625,30 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The bill over the tokens, at the peak and at the mean rate; input and output apart."""
     load, price = plan.load, case.args.gpu_price
-    answer.add("plan.cost_per_hour", price and price * plan.replicas * case.d.replica_gpus, "$")
-    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    hourly = answer.add("plan.cost_per_hour", price and price * plan.gpus, "$")
     if not price or not plan.steady or not plan.replicas:
-        for name in ("output", "input", "output_apart"):
-            answer.add(f"plan.cost_per_1m_{name}", None)
+        answer.inputs("plan.cost_per_1m_", output=None, input=None, output_apart=None)
         if not plan.replicas:
             return []
-        hours = per_1m(plan.replicas * case.d.replica_gpus, rate * load.output_len.mean)
+        hours = per_1m(plan.gpus, plan.rate_rps * load.output_len.mean)
         why = f"no price of {case.d.gpu.name}" if case.args.prices else "--gpu-price for money"
         return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; {why}"]
-    hourly = price * plan.replicas * case.d.replica_gpus
     share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
     lines = []
-    for name, at in (("", rate), ("_at_mean_rate", load.mean_rate_rps)):
+    for name, when, at in (("", "at peak", plan.rate_rps),
+                           ("_at_mean_rate", "at the mean rate", load.mean_rate_rps)):
         if not at:
             answer.add(f"plan.cost_per_1m_output{name}", None)
             continue
-        whole = answer.add(f"plan.cost_per_1m_output{name}", per_1m(hourly, at
-                           * load.output_len.mean), "$", "per_hour / (tok_s * 3600) * 1e6",
-                           "the whole bill over the output tokens", per_hour=hourly,
-                           tok_s=at * load.output_len.mean)
-        given = answer.add(f"plan.cost_per_1m_input{name}", per_1m(hourly * share, at
-                           * load.input_len.mean), "$", "per_hour * share / (tok_s * 3600) * 1e6",
-                           "prefill's share of the GPU time, over the input tokens",
-                           per_hour=hourly, share=share, tok_s=at * load.input_len.mean)
-        apart = answer.add(f"plan.cost_per_1m_output_apart{name}", whole * (1 - share), "$",
-                           "whole * (1 - share)", "decode's share", whole=whole, share=share)
-        when = "at the mean rate" if name else "at peak"
+        whole = answer.work(f"plan.cost_per_1m_output{name}", "$", PER_1M,
+                            "the whole bill over the output tokens", per_hour=hourly,
+                            tok_s=at * load.output_len.mean)
+        given = answer.work(f"plan.cost_per_1m_input{name}", "$",
+                            "per_hour * share / (tok_s * 3600) * 1e6",
+                            "prefill's share of the GPU time, over the input tokens",
+                            per_hour=hourly, share=share, tok_s=at * load.input_len.mean)
+        apart = answer.work(f"plan.cost_per_1m_output_apart{name}", "$", "whole * (1 - share)",
+                            "decode's share", whole=whole, share=share)
         lines.append(f"${hourly:.2f}/h; {when} ${whole:.3f} per 1M output tokens with the whole "
                      f"bill on them, or ${given:.3f} per 1M input + ${apart:.3f} per 1M output")
     return lines
@@ -5713,10 +5667,8 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
              f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
-        top = case.ranked[0]
-        answer.add("plan.inverse.cheapest_gpu", top.d.gpu.name)
-        lines.append(f"cheapest GPU: {top.d.gpu.name}" if top.per_hour else
-                     f"fewest GPUs: {top.d.gpu.name}")
+        top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
+        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else 'fewest GPUs'}: {top}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
@@ -5724,32 +5676,28 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def longest_context(case: Case, plan: Plan, batch: int) -> int:
     """The longest mean request, prompts growing alone, at which so many in flight keep every limit
     [tokens]; 0 where none does."""
-    load, low, high = plan.load, 0.0, (case.d.model.max_len or 2**20) / plan.load.input_len.mean
-    for _ in range(20):
-        middle = (low + high) / 2
-        one = load.input_len
+    load, one = plan.load, plan.load.input_len
 
-        def quantile(q: float, one: Lengths = one, times: float = middle) -> float:
-            return one.quantile(q) * times
+    def held(times: float) -> bool:
+        prompts = Lengths(one.text, one.mean * times, lambda q: one.quantile(q) * times)
+        shared = min(load.shared_tokens, int(max(0.0, prompts.mean - 1)))
+        other = load._replace(input_len=prompts, shared_tokens=shared)
+        return not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
 
-        prompts = Lengths(one.text, one.mean * middle, quantile)
-        other = load._replace(input_len=prompts, shared_tokens=min(load.shared_tokens, int(
-            max(0.0, prompts.mean - 1))))
-        held = not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
-        low, high = (middle, high) if held else (low, middle)
-    return int(low * load.input_len.mean + load.output_len.mean) if low > 1e-4 else 0
+    low, _ = halved(0.0, (case.d.model.max_len or 2**20) / one.mean, 20, held)
+    return int(low * one.mean + load.output_len.mean) if low > 1e-4 else 0
 
 
 def candidate_row(c: Candidate) -> Dict[str, Any]:
     """One line of the search's table."""
-    hourly, load = c.per_hour, c.plan.load
-    rate = load.rate_rps or c.plan.rate_per_replica_rps
-    return {"gpu": c.d.gpu.name, "layout": layout_text(c.d), "weights": c.d.weights.name,
-            "kv": c.d.kv.name, "replicas": c.plan.replicas, "gpus": c.gpus,
-            "rate_per_replica_rps": c.plan.rate_per_replica_rps, "per_hour": hourly,
-            "cost_per_1m_output": hourly and per_1m(hourly, rate * load.output_len.mean),
-            "tpot_s": c.plan.steady.tpot_s if c.plan.steady else None,
-            "binding": c.plan.binding}
+    d, plan = c.d, c.plan
+    rate = plan.load.rate_rps or plan.rate_per_replica_rps
+    return {"gpu": d.gpu.name, "layout": layout_text(d), "weights": d.weights.name,
+            "kv": d.kv.name, "replicas": plan.replicas, "gpus": plan.gpus,
+            "rate_per_replica_rps": plan.rate_per_replica_rps, "per_hour": c.per_hour,
+            "cost_per_1m_output": c.per_hour and per_1m(c.per_hour, rate
+                                                        * plan.load.output_len.mean),
+            "tpot_s": plan.steady.tpot_s if plan.steady else None, "binding": plan.binding}
 
 
 SEARCH = (
@@ -5770,24 +5718,21 @@ def say_search(case: Case, answer: Answer) -> None:
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
         best.setdefault(found.d.gpu.name, found)
-    rows = [candidate_row(c) for c in list(best.values())[:8]]
     basis = "cost" if case.ranked[0].per_hour else "GPUs (no --gpu-price)"
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
-    answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    answer.table(SEARCH, [candidate_row(c) for c in list(best.values())[:8]])
     widest = [max(c.d.weight_bytes for c in case.ranked), max(c.d.kv.bytes for c in case.ranked)]
-    kept = next((c for c in case.ranked if [c.d.weight_bytes, c.d.kv.bytes] == widest), None)
     if [case.d.weight_bytes, case.d.kv.bytes] != widest:
-        answer.say("", "fewer bits need an accuracy check; without: "
-                   + (candidate_text(kept) if kept else "none of those tried meets the load"))
+        kept = "none of those tried meets the load"
+        for c in case.ranked:
+            if [c.d.weight_bytes, c.d.kv.bytes] == widest:
+                price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+                kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
+                        f"{c.d.weights.name}, KV {c.d.kv.name}: {c.plan.gpus} GPUs{price}")
+                break
+        answer.say("", f"fewer bits need an accuracy check; without: {kept}")
     answer.lines.append("")
-
-
-def candidate_text(c: Candidate) -> str:
-    """A deployment in a few words."""
-    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
-    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
-            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 # ---- 9b. Save, measured, autoscale, defend -----------------------------------------------------
@@ -6800,7 +6745,7 @@ def why_replicas(at: Stand) -> Answered:
         f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. {each} "
         f"req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it a burst of "
         f"{1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in flight, "
-        f"{count(plan.kv_tokens_needed)} KV tokens of "
+        f"{count(plan.in_flight * plan.load.context_tokens)} KV tokens of "
         f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
         f"one replica serves {each} requests a second within your targets; we load it to "
         f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
