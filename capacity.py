@@ -4134,31 +4134,27 @@ RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("n
 
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
     """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
-    model, given = d.model, args.given
-    priced = set(args.prices or ()) - {""}
+    given, priced = args.given, set(args.prices or ()) - {""}
     fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
     runs = RUNS_ON[args.engine or "vllm"]
-    gpus = [d.gpu] if fixed else [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
-                                  if row["name"] in priced or (not priced
-                                                               and row["vendor"] in runs)]
-    weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
+    gpus = [d.gpu] if fixed else [
+        gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
+        if (row["name"] in priced if priced else row["vendor"] in runs)]
+    changes: List[Dict[str, Any]] = [{}]
     if not {"weights", "weight_bytes"} & given:
-        weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
-                     expert_param_share(model)) for p in map(WEIGHTS.get, ("fp8", "int4", "nvfp4"))
-                    if p and p.bytes * model.params < d.weight_bytes * 0.99]
+        changes += [weights_stored(d, name) for name in narrower_weights(d)]
     kvs = [d.kv] if {"kv", "kv_bytes"} & given else [KV["bf16"], KV["fp8"]]
     found = []
     for gpu in gpus:
         for tp, dp, ep in layouts(d, given, gpu):
-            for stored, size, source, share in weights:
-                nvidia = gpu.arch.startswith("Blackwell")
-                if (stored.name == "fp8" and "fp8" not in gpu.flop_s) or (
-                        stored.name == "nvfp4" and not nvidia):
+            for change in changes:
+                other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
+                name = other.weights.name
+                if (name == "fp8" and "fp8" not in gpu.flop_s) or (
+                        name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
                     continue  # the memory alone is int4's to save
-                compute = stored.compute if stored.compute in gpu.flop_s else "bf16"
-                found += [d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, weights=stored, compute=compute,
-                                     weight_bytes=size, weight_source=source, expert_share=share,
-                                     kv=kv) for kv in kvs]
+                found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv)
+                          for kv in kvs]
     return found
 
 
@@ -4168,9 +4164,8 @@ def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, in
         return [(d.tp, d.dp, d.ep)]
     most = max(1, min(gpu.domain, SERVER_GPUS))
     sizes = [n for n in (1, 2, 4, 8) if n <= most and not tp_problem(d.model, n)]
-    wide = ([(1, n, n) for n in sizes if n > 1]
-            if d.model.experts and any(c.kind == "mla" for c in d.model.caches) else [])
-    return [(n, 1, 1) for n in sizes] + wide
+    return [(n, 1, 1) for n in sizes] + [
+        (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
 
 
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
@@ -5780,12 +5775,10 @@ def serving_profile(case: Case) -> Dict[str, Any]:
         if found.refusals:
             raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
                             f"{found.refusals[0].cure}")
-    seqs = s.max_num_seqs
-    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": seqs,
-            "max_num_batched_tokens": max(s.max_num_batched_tokens, seqs),
+    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": s.max_num_seqs,
+            "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
             "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
-            "num_blocks": max(1, tokens // s.block_tokens),
-            "prefix_caching": s.prefix_caching}
+            "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}
 
 
 def operating_batch(case: Case) -> int:
@@ -5816,18 +5809,18 @@ def portable(path: str) -> str:
 def saved_flags(case: Case) -> Dict[str, Any]:
     """The flags that describe the deployment and its work, by long name, as they were given."""
     d, args = case.d, case.args
-    names = [flag.names.split()[0][2:] for flags in FLAGS.values() for flag in flags]
-    found = {name: flag_text(name, getattr(args, name.replace("-", "_"))) for name in names
-             if name.replace("-", "_") in args.given and name not in NOT_SAVED}
+    found = {flag.name: flag_text(flag.name, getattr(args, flag.field)) for flag in EVERY_FLAG
+             if flag.field in args.given and flag.name not in NOT_SAVED}
     if args.model:
         found["model"] = portable(args.model)
     if args.gpu_price:
         found["gpu-price"] = args.gpu_price
     if case.ranked:  # what the search chose
         found.update(tp=d.tp, dp=d.dp, ep=d.ep)
-        chosen = {"weights": ("weight-bytes", d.weights.name), "kv": ("kv-bytes", d.kv.name),
-                  "gpu": ("gpu-bandwidth", d.gpu.name)}
-        found.update({name: value for name, (other, value) in chosen.items() if other not in found})
+        for name, other, value in (("weights", "weight-bytes", d.weights.name),
+                                   ("kv", "kv-bytes", d.kv.name),
+                                   ("gpu", "gpu-bandwidth", d.gpu.name)):
+            found.update({} if other in found else {name: value})
     return found
 
 
@@ -5849,8 +5842,8 @@ def say_save(case: Case, answer: Answer) -> None:
         "lengths": {"input": args.input_len and flag_text("input-len", args.input_len),
                     "output": args.output_len and flag_text("output-len", args.output_len),
                     "shared_prefix": args.shared_prefix_len},
-        "slo": {f"{name}_s": value and value * MS for name, value in (
-            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))},
+        "slo": {f"{name}_s": value and value * MS for name in SLOS
+                for value in (getattr(args, f"slo_{name}_ms"),)},
         "price": {"gpu_per_hour": args.gpu_price},
         "plan": plan and {"replicas": plan.replicas, "spares": plan.spares,
                           "rate_per_replica_rps": plan.rate_per_replica_rps,
@@ -5890,7 +5883,9 @@ def write_json(path: str, value: Any) -> None:
 
 # --measured: a loadgen run folder beside the bound and the expectation.
 
-NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
+NOT_TRUSTED = {  # verdicts whose figures are no operating point
+    "UNSTABLE": "the queue grew, so its latencies are of the run's length",
+    "CLIENT-LIMITED": "the client was the limit"}
 POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
@@ -5929,16 +5924,6 @@ def deployed_argv(folder: str) -> List[str]:
             for name, value in flags.items()]
 
 
-def use_run_lengths(args: Any) -> None:
-    """Put the lengths that a run was planned with where none were given, in place."""
-    plan: Any = read_run(args.measured)[0].get("plan")
-    told: Any = plan.get("lengths") if isinstance(plan, dict) else None
-    for name in ("input", "output") if isinstance(told, dict) else ():
-        text = told.get(name)
-        if getattr(args, f"{name}_len") is None and isinstance(text, str) and text[:5] != "hist:":
-            setattr(args, f"{name}_len", parse_lengths(text))
-
-
 def told_number(run: Mapping[str, Any], name: str) -> Optional[float]:
     """A number of summary.json by its dotted name: None where absent or null; a latency is inf
     where failures reach it. UserError where it is no number."""
@@ -5967,36 +5952,31 @@ def run_shape(d: Deployment, run: Mapping[str, Any]) -> Deployment:
                       history_tokens=given + made / 2)
 
 
-def run_batch(d: Deployment, run: Mapping[str, Any]) -> float:
-    """Sequences decoding at once in one replica: output tok/s x TPOT, at most what was in flight.
+def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
+    """One run beside the bound and the expectation at its batch, SI units.
 
-    Little's law on the decode stage; those that queue or prefill are in flight, not in the batch.
+    The batch is what decodes at once in one replica: output tok/s x TPOT, by Little's law on the
+    decode stage, at most what was in flight. Those that queue or prefill are not in it.
     """
+    d, replicas = run_shape(case.d, run), case.d.replicas
     tok_s, tpot = told_number(run, "output_tok_s"), told_number(run, "tpot_s.mean")
     flight = told_number(run, "in_flight_mean")
-    decoding = tok_s * tpot if tok_s and tpot else math.inf
-    most = min(decoding, math.inf if flight is None else flight)
-    return max(1.0, most / d.replicas) if most < math.inf else 1.0
-
-
-def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
-    """One run beside the bound and the expectation at its batch, SI units."""
-    d, batch = run_shape(case.d, run), run_batch(case.d, run)
-    seqs = round(batch)
-    step, expected = decode_step(d, seqs), expected_of(d, seqs, case.cal)
+    most = min(tok_s * tpot if tok_s and tpot else math.inf, math.inf if flight is None else flight)
+    batch = max(1.0, most / replicas) if most < math.inf else 1.0
+    step, expected = decode_step(d, round(batch)), expected_of(d, round(batch), case.cal)
     row: Dict[str, Any] = {
         "verdict": str(run.get("verdict")), "batch": batch,
         **{name.replace("_s.p50", "_p50_s").replace("_s.p99", "_p99_s"): told_number(run, name)
            for name in TOLD},
-        "bound_tpot_s": step.step_s, "bound_output_tok_s": batch * d.replicas / step.step_s,
+        "bound_tpot_s": step.step_s, "bound_output_tok_s": batch * replicas / step.step_s,
         "expected_tpot_s": expected.tpot_s, "expected_tpot_low_s": expected.tpot_low_s,
         "expected_tpot_high_s": expected.tpot_high_s, "expected_ttft_s": expected.ttft_s,
-        "expected_output_tok_s": batch * d.replicas / expected.tpot_s,
+        "expected_output_tok_s": batch * replicas / expected.tpot_s,
         "implied_mbu": None, "implied_mfu": None}
     tpot, attained = row["tpot_p50_s"], row["attainment"]
     if tpot and tpot < math.inf:
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
-        row["implied_mfu"] = (step.compute_s + prefill_share_s(d, seqs)) / tpot
+        row["implied_mfu"] = (step.compute_s + prefill_share_s(d, round(batch))) / tpot
     row["meets_slo"] = None if attained is None else attained >= target
     row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
                           and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
@@ -6008,28 +5988,9 @@ def prefill_share_s(d: Deployment, batch: float) -> float:
     return batch * prefill_seconds(d, d.prompt_tokens) / max(1.0, d.output_tokens)
 
 
-def binding_term(d: Deployment, batch: int) -> Tuple[str, Dict[str, float]]:
-    """The largest term of a step with its share of prefill, at the bound; and all of them [s]."""
-    step = decode_step(d, batch)
-    reads = {"weights": step.weights_s, "kv": step.kv_s}
-    terms = {**({"compute": step.compute_s} if step.bound_by == "compute" else reads),
-             "prefill": prefill_share_s(d, batch),
-             "comm": collective_seconds(d, decode_collectives(d, batch)) or 0.0}
-    return max(terms, key=lambda name: terms[name]), terms
-
-
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
               "compute": "arithmetic", "prefill": "prefill mixed into the steps",
               "comm": "traffic between GPUs"}
-
-
-def term_knobs(d: Deployment, term: str) -> List[str]:
-    """What makes a term of the step smaller, of what has not been done."""
-    if term == "prefill":
-        return ["prefix caching", *compute_knobs(d)[:-1], "P/D disaggregation"]
-    if term == "comm":
-        return ["fewer GPUs a replica", "a faster --link"]
-    return compute_knobs(d) if term == "compute" else speed_knobs(d, term)
 
 
 def say_measured(case: Case, answer: Answer) -> None:
@@ -6039,49 +6000,41 @@ def say_measured(case: Case, answer: Answer) -> None:
     slo = summary.get("slo")
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
-    rows = [measured_row(case, run, target) for run in told]
-    answer.add("measured.runs", rows)
+    rows = answer.add("measured.runs", [measured_row(case, run, target) for run in told])
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
-    answer.lines.extend("  " + line for line in render_table(
-        MEASURED, (dict(row, name=run_name(row)) for row in rows)))
+    answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
     for row in rows:
         if row["verdict"] in NOT_TRUSTED:
-            why = ("the queue grew, so its latencies are of the run's length"
-                   if row["verdict"] == "UNSTABLE" else "the client was the limit")
-            answer.say("", f"{run_name(row)} is {row['verdict']}: {why}; not an operating "
-                       "point")
+            answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
+                       "not an operating point")
     good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
-    point = max(good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0),
-                default=None)
+    point = answer.add("measured.operating_point", max(
+        good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
-    answer.add("measured.operating_point", point)
     if seen is None:
-        for key in ("implied_mbu", "implied_mfu", "cost_per_1m_output", "replicas", "binding"):
-            answer.add(f"measured.{key}", None)
+        answer.inputs("measured.", implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
+                      replicas=None, binding=None)
         answer.say("", "no run can be trusted: nothing follows; measure again at a lower rate")
         return
-    run = told[next(i for i, row in enumerate(rows) if row is seen)]
-    explain_implied(run_shape(case.d, run), seen, answer)
+    d = run_shape(case.d, told[next(i for i, row in enumerate(rows) if row is seen)])
+    explain_implied(d, seen, answer)
     say_operating(case, point, rows, deploy, answer)
-    say_measured_binding(case, run_shape(case.d, run), seen, answer)
+    say_measured_binding(case, d, seen, answer)
 
 
 def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> None:
     """MBU and MFU that a measured TPOT implies, solved from the step-time equation."""
     seqs, tpot = round(row["batch"]), row["tpot_p50_s"]
     step = decode_step(d, seqs)
-    peak, bandwidth = peak_flop_s(d), d.gpu.bandwidth_bytes_s
     answer.add("measured.implied_mbu", row["implied_mbu"], "", "bytes_per_step / bandwidth / "
                "tpot_s", "what a step must read over what it could have read in the measured TPOT",
-               bytes_per_step=(step.weights_s + step.kv_s) * bandwidth, bandwidth=bandwidth,
-               tpot_s=tpot)
+               bytes_per_step=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s, tpot_s=tpot)
     answer.add("measured.implied_mfu", row["implied_mfu"], "", "flop_per_step / peak / tpot_s",
-               "of decode, and of the prefill mixed into the step",
-               flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak, peak=peak,
-               tpot_s=tpot)
+               "of decode, and of the prefill mixed into the step", tpot_s=tpot,
+               flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak_flop_s(d))
     answer.say("IMPLIED", f"at {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
                f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
                f"{scaled(tpot, 's')} at batch {seqs}")
@@ -6091,43 +6044,41 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
                   rows: Sequence[Mapping[str, Any]], deploy: Optional[Mapping[str, Any]],
                   answer: Answer) -> None:
     """Price and replicas at the operating point."""
-    d, args = case.d, case.args
+    d, args, key = case.d, case.args, "measured."
     saved: Any = (deploy or {}).get("price")
     price = args.gpu_price or told_number({"price": saved}, "price.gpu_per_hour")
-    goodput = point["goodput_rps"] if point else None
     if point is None:
-        answer.add("measured.cost_per_1m_output", None)
-        answer.add("measured.replicas", None)
+        answer.inputs(key, cost_per_1m_output=None, replicas=None)
         answer.say("OPERATING", "no run that can be trusted meets the SLO: no operating point, so "
                    "no cost and no replicas; measure at a lower rate")
         return
-    lines = [f"{run_name(point)}: {figure(point['output_tok_s'] or 0.0)} tok/s"
+    goodput, tok_s = point["goodput_rps"], point["output_tok_s"]
+    lines = [f"{run_name(point)}: {figure(tok_s or 0.0)} tok/s"
              + (f", goodput {figure(goodput)} req/s" if goodput else ", no SLO was judged")]
-    if price and point["output_tok_s"]:
-        cost = answer.add("measured.cost_per_1m_output", per_1m(price * d.gpus,
-                          point["output_tok_s"]), "$", "gpu_price * gpus / (tok_s * 3600) * 1e6",
-                          "the whole bill over the output tokens measured", gpu_price=price,
-                          gpus=d.gpus, tok_s=point["output_tok_s"])
+    if price and tok_s:
+        cost = answer.work(key + "cost_per_1m_output", "$",
+                           "gpu_price * gpus / (tok_s * 3600) * 1e6", "the whole bill over the "
+                           "output tokens measured", gpu_price=price, gpus=d.gpus, tok_s=tok_s)
         lines[0] += f"; ${cost:.3f} per 1M output tokens at ${price * d.gpus:.2f}/h"
     else:
-        answer.add("measured.cost_per_1m_output", None)
+        answer.add(key + "cost_per_1m_output", None)
     if args.rate and goodput:
         number = answer.add(
-            "measured.replicas", math.ceil(args.rate / (goodput / d.replicas) / HEADROOM - 1e-9),
+            key + "replicas", replicas_for(args.rate, goodput / d.replicas),
             "replicas", "-(-(rate / (goodput / measured_replicas) / headroom - 1e-9) // 1)",
             "replicas = ceil(peak rate / goodput per replica / 0.7)", rate=args.rate,
             goodput=goodput, measured_replicas=d.replicas, headroom=HEADROOM)
         lines.append(f"{figure(args.rate)} req/s / {figure(goodput / d.replicas)} a replica / "
                      f"{HEADROOM} = {number} replicas")
     else:
-        answer.add("measured.replicas", None)
+        answer.add(key + "replicas", None)
     if point["rate_rps"] is None:
         lines.append("no rate was offered: such a run slows its own arrivals and never queues; "
                      "size from an open-loop one")
     elif goodput:
-        failed = [row["rate_rps"] or math.inf for row in rows
-                  if row["verdict"] == "UNSTABLE" or row["meets_slo"] is False]
-        knee = (f"between this rate and {figure(min(failed))}" if failed and min(failed) < math.inf
+        failed = min((row["rate_rps"] or math.inf for row in rows if row["verdict"] == "UNSTABLE"
+                      or row["meets_slo"] is False), default=math.inf)
+        knee = (f"between this rate and {figure(failed)}" if failed < math.inf
                 else "further up: no higher rate failed")
         lines.append(f"the knee is {knee}; until loadgen.py --find-goodput has it, goodput is a "
                      "lower limit, cost and replicas are upper ones")
@@ -6137,8 +6088,16 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
 def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
                          answer: Answer) -> None:
     """The one line that says which term of the step the measured TPOT is made of."""
-    term, terms = binding_term(d, round(row["batch"]))
-    answer.add("measured.binding", term)
+    batch = round(row["batch"])
+    step = decode_step(d, batch)
+    reads = {"weights": step.weights_s, "kv": step.kv_s}
+    terms = {**({"compute": step.compute_s} if step.bound_by == "compute" else reads),
+             "prefill": prefill_share_s(d, batch),
+             "comm": collective_seconds(d, decode_collectives(d, batch)) or 0.0}
+    term = answer.add("measured.binding", max(terms, key=lambda name: terms[name]))
+    knobs = {"prefill": ["prefix caching", *compute_knobs(case.d)[:-1], "P/D disaggregation"],
+             "comm": ["fewer GPUs a replica", "a faster --link"],
+             "compute": compute_knobs(case.d)}
     tpot, low, high = (row[key] for key in ("tpot_p50_s", "expected_tpot_low_s",
                                             "expected_tpot_high_s"))
     rest = tpot - sum(terms.values())  # of the bound: no efficiency, no fixed time
@@ -6148,7 +6107,7 @@ def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
             "scheduling" if rest > terms[term] else "")
     answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
                f"{scaled(tpot, 's')} measured, {where}{lost}. Better: "
-               f"{', '.join(term_knobs(case.d, term))}.")
+               f"{', '.join(knobs.get(term) or speed_knobs(case.d, term))}.")
 
 
 def run_name(row: Mapping[str, Any]) -> str:
@@ -6236,50 +6195,43 @@ def cold_start(case: Case, answer: Answer) -> Tuple[float, List[str]]:
     link = args.storage or Link("object storage", STORAGE_ASSUMED_BYTES_S)
     pull = args.pull_s if "pull_s" in args.given else PULL_ASSUMED_S
     init = args.init_s if "init_s" in args.given else INIT_ASSUMED_S[d.tp > 1]
-    assumed = [text for name, text in (
+    assumed = answer.add("autoscale.assumed", [text for name, text in (
         ("pull_s", f"image pull {figure(pull)} s (--pull-s)"),
         ("storage", f"weights at {figure(link.bytes_s / GIGA)} GB/s (--storage)"),
         ("init_s", f"engine start {figure(init)} s (--init-s; measured 94 s for 8B on L40S, 205 s "
-                   "for 70B FP8 at TP=8)")) if name not in args.given]
-    answer.add("autoscale.assumed", assumed)
-    return answer.add("autoscale.cold_start_s", pull + d.weight_bytes / link.bytes_s + init, "s",
-                      "pull_s + weight_bytes / storage + init_s", "image pull, weights over "
-                      "storage bandwidth, engine start", pull_s=pull, weight_bytes=d.weight_bytes,
-                      storage=link.bytes_s, init_s=init), assumed
+                   "for 70B FP8 at TP=8)")) if name not in args.given])
+    return answer.work("autoscale.cold_start_s", "s", "pull_s + weight_bytes / storage + init_s",
+                       "image pull, weights over storage bandwidth, engine start", pull_s=pull,
+                       storage=link.bytes_s, init_s=init), assumed
 
 
 def scaling_of(case: Case, plan: Plan, best: Steady, cold_s: float, answer: Answer) -> Scaling:
     """The thresholds of a plan: each replica at HEADROOM of what it sustains."""
-    load, rate = plan.load, best.rate_rps
+    load, rate, slots, key = plan.load, best.rate_rps, plan.max_num_seqs, "autoscale."
     calm = Replica(case.d, load, case.cal).at_rate(rate * HEADROOM)
-    lead = answer.add("autoscale.lead_s", math.ceil((cold_s + DETECT_S) / 30) * 30.0, "s",
-                      "-(-(cold_s + detect_s) // 30) * 30", "cold start and the time to notice, up "
-                      "to half a minute", cold_s=cold_s, detect_s=DETECT_S)
+    lead = answer.work(key + "lead_s", "s", "-(-(cold_s + detect_s) // 30) * 30", "cold start and "
+                       "the time to notice, up to half a minute", cold_s=cold_s, detect_s=DETECT_S)
     least = answer.add(
-        "autoscale.min_replicas", max(1, math.ceil((load.mean_rate_rps or 0.0) / rate / HEADROOM
-                                                   - 1e-9)), "replicas",
+        key + "min_replicas", max(1, replicas_for(load.mean_rate_rps or 0.0, rate)), "replicas",
         "max(1, -(-(mean_rate / rate / headroom - 1e-9) // 1))", "--mean-rate over what a replica "
         "is given; 1 where no mean rate is", mean_rate=load.mean_rate_rps or 0.0, rate=rate,
         headroom=HEADROOM)
-    most = answer.add("autoscale.max_replicas", max(least, plan.replicas + plan.spares), "replicas",
-                      "max(least, replicas + spares)", "the plan, with its spare", least=least,
-                      replicas=plan.replicas, spares=plan.spares)
-    in_flight = answer.add(
-        "autoscale.in_flight_per_replica",
-        min(calm.rate_rps * calm.e2e_s, plan.max_num_seqs * HEADROOM), "requests",
-        "min(rate * e2e_s, slots * headroom)", f"{LITTLE}, at most its share of the batch slots",
-        rate=calm.rate_rps, e2e_s=calm.e2e_s, slots=plan.max_num_seqs, headroom=HEADROOM)
+    most = answer.work(key + "max_replicas", "replicas", "max(least, replicas + spares)",
+                       "the plan, with its spare", least=least, replicas=plan.replicas,
+                       spares=plan.spares)
+    in_flight = answer.work(
+        key + "in_flight_per_replica", "requests", "min(rate * e2e_s, slots * headroom)",
+        f"{LITTLE}, at most its share of the batch slots", rate=calm.rate_rps, e2e_s=calm.e2e_s,
+        slots=slots, headroom=HEADROOM)
     spare_s = max(0.0, min(load.slo_ttft_s - calm.ttft_p99_s, load.slo_e2e_s - calm.e2e_s, lead))
-    queue = answer.add("autoscale.queue_per_replica", max(1, min(plan.max_num_seqs, math.floor(
-        spare_s * rate))), "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
-        "takes what the SLOs leave, at most as many as there are slots", spare_s=spare_s, rate=rate,
-        slots=plan.max_num_seqs)
-    kv = answer.add("autoscale.kv_share", max(KV_LEAST, min(KV_MOST, calm.batch * (
-        case.d.history_tokens) / plan.kv_tokens_per_replica)), "",
-                    "max(least, min(most, batch * history / kv_tokens))", "KV held at that load, "
-                    "within sense", least=KV_LEAST, most=KV_MOST,
-                    batch=calm.batch, history=case.d.history_tokens,
-                    kv_tokens=plan.kv_tokens_per_replica)
+    queue = answer.add(key + "queue_per_replica", max(1, min(slots, math.floor(spare_s * rate))),
+                       "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
+                       "takes what the SLOs leave, at most as many as there are slots",
+                       spare_s=spare_s, rate=rate, slots=slots)
+    kv = answer.work(key + "kv_share", "", "max(least, min(most, batch * history / kv_tokens))",
+                     "KV held at that load, within sense", least=KV_LEAST, most=KV_MOST,
+                     batch=calm.batch, history=case.d.history_tokens,
+                     kv_tokens=plan.kv_tokens_per_replica)
     return Scaling(cold_s, lead, least, most, in_flight, queue, kv)
 
 
@@ -6291,12 +6243,12 @@ def say_autoscale(case: Case, answer: Answer) -> None:
         answer.say("AUTOSCALE", "no plan holds the load, so there is nothing to scale" if plan else
                    "needs a load: --rate, --workload or an SLO")
         return
-    names, load, best = METRICS[plan.engine], plan.load, plan.sustained
+    load, best = plan.load, plan.sustained
     cold, assumed = cold_start(case, answer)
     scale = scaling_of(case, plan, best, cold, answer)
-    slack = answer.add("autoscale.ramp_rps", scale.least * best.rate_rps * (1 - HEADROOM), "req/s",
-                       "least * rate * (1 - headroom)", "what the headroom takes up while a "
-                       "replica starts", least=scale.least, rate=best.rate_rps, headroom=HEADROOM)
+    slack = answer.work("autoscale.ramp_rps", "req/s", "least * rate * (1 - headroom)",
+                        "what the headroom takes up while a replica starts", least=scale.least,
+                        rate=best.rate_rps, headroom=HEADROOM)
     answer.say("AUTOSCALE", f"{scale.least} to {scale.most} replicas; cold start "
                f"{count(scale.cold_s)} s, so scale {count(scale.lead_s)} s ahead: on the forecast "
                "of what is in flight, and never on GPU utilisation (near 100% at batch 1 and at "
@@ -6308,7 +6260,7 @@ def say_autoscale(case: Case, answer: Answer) -> None:
                f"at the least, the headroom takes up {figure(slack)} req/s more within the lead "
                "time; traffic that rises faster needs a higher minimum"
                + ("" if load.mean_rate_rps else " (--mean-rate sets it)"),
-               f"metrics of {plan.engine}: {names.switch}")
+               f"metrics of {plan.engine}: {METRICS[plan.engine].switch}")
     say_scale_to_zero(case, plan, scale, answer)
     scaled_object = keda_object(case, plan, scale)
     answer.add("autoscale.signals", [
@@ -6326,11 +6278,11 @@ def say_autoscale(case: Case, answer: Answer) -> None:
 def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) -> None:
     """What an idle replica costs, against a first request that waits for a cold start."""
     d, args, slo = case.d, case.args, min(plan.load.slo_ttft_s, plan.load.slo_e2e_s)
-    hourly = args.gpu_price and args.gpu_price * d.replica_gpus
-    pays = answer.add("autoscale.scale_to_zero.pays", scale.cold_s <= slo)
-    answer.add("autoscale.scale_to_zero.idle_per_hour", hourly, "$", source="a replica that waits")
-    answer.add("autoscale.scale_to_zero.break_even_gap_s", scale.cold_s, "s", source="a start "
-               "holds the GPUs that long without serving: a shorter gap saves nothing")
+    hourly, key = args.gpu_price and args.gpu_price * d.replica_gpus, "autoscale.scale_to_zero."
+    pays = answer.add(key + "pays", scale.cold_s <= slo)
+    answer.add(key + "idle_per_hour", hourly, "$", source="a replica that waits")
+    answer.add(key + "break_even_gap_s", scale.cold_s, "s", source="a start holds the GPUs that "
+               "long without serving: a shorter gap saves nothing")
     idle = f"${hourly:.2f} an hour" if hourly else f"{d.replica_gpus} GPU-hours an hour"
     why = (f"{count(scale.cold_s / slo)} times the SLO of {scaled(slo, 's')}" if not pays else
            "inside the SLO" if slo < math.inf else "and no SLO on waiting forbids it")
@@ -6339,11 +6291,10 @@ def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) ->
                  f"to zero pays for gaps longer than {count(scale.cold_s)} s" if pays else
                  "keep 1 while anyone may call, go to zero only in hours that are agreed")]
     if hourly and args.serverless_price:
-        rate = answer.add("autoscale.scale_to_zero.serverless_below_tok_s",
-                          hourly * MEGA / args.serverless_price / HOUR_S, "tok/s",
-                          "per_hour * 1e6 / price_per_1m / 3600", "where the last replica costs "
-                          "what serverless would", per_hour=hourly,
-                          price_per_1m=args.serverless_price)
+        rate = answer.work(key + "serverless_below_tok_s", "tok/s",
+                           "per_hour * 1e6 / price_per_1m / 3600", "where the last replica costs "
+                           "what serverless would", per_hour=hourly,
+                           price_per_1m=args.serverless_price)
         lines.append(f"below {count(rate)} tok/s serverless at ${args.serverless_price:g} per 1M "
                      "is cheaper than the last replica, and it can take the first requests")
     answer.say("TO ZERO", *lines, "to wake from zero takes a signal from the gateway: the engine's "
@@ -6413,14 +6364,10 @@ def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
     flight = f"sum({names.running}{of}) + sum({names.waiting}{of})"
     best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
     best = min(best, float(plan.max_num_seqs))
-    rows: List[Tuple[str, str, str, str, str]] = []
-    for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
-                                   ("Tpot", names.tpot, load.slo_tpot_s),
-                                   ("E2e", names.e2e, load.slo_e2e_s)):
-        if slo_s < math.inf and histogram:
-            text = names.tpot_text if what == "Tpot" else what.upper()
-            rows.append((f"{what}P99AboveSlo", f"{quantile_99(histogram, of)} > {slo_s:.4g}", "5m",
-                         "page", f"{text} p99 is above the SLO of {scaled(slo_s, 's')}"))
+    rows = [(f"{name.capitalize()}P99AboveSlo",
+             f"{quantile_99(getattr(names, name), of)} > {slo_s:.4g}", "5m", "page",
+             f"{names.tpot_text if name == 'tpot' else name.upper()} p99 is above the SLO of "
+             f"{scaled(slo_s, 's')}") for name, slo_s in load.slos.items()]
     rows += [
         ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > "
          f"{scale.queue / case.d.attention_dp:.4g}", "2m", "page",
@@ -6459,7 +6406,6 @@ def yaml_lines(value: Any, indent: str = "") -> List[str]:
 # --defend: each hard question answered twice, from this deployment's own figures.
 
 READING_TOK_S = 238 / MINUTE_S / 0.75  # 238 words a minute (Brysbaert 2019), 0.75 words a token
-SPEC_ASSUMED = (0.8, 3)  # acceptance and drafted tokens where none were given
 EVAL = "accuracy: to be measured on your eval set"
 SHORT_OF = {"kv": "there is no memory for another conversation and requests wait",
             "max_num_seqs": "requests wait, by the limit that was set",
@@ -6475,26 +6421,9 @@ class Stand(NamedTuple):
     batch: int
     step_s: float  # expected
     tpot_s: float  # expected, with the prefill mixed in
-    plan: Optional[Plan]
 
 
-class Answered(NamedTuple):
-    """A hard question with its two answers."""
-
-    question: str
-    researcher: str
-    customer: str
-
-
-def stand_of(case: Case) -> Stand:
-    """The operating batch of a replica and its expected times."""
-    batch, plan = operating_batch(case), case.plan
-    step_s = expected_step_s(case.d, batch, case.cal)
-    if plan:
-        tpot = Replica(case.d, plan.load, case.cal).at(batch).tpot_s
-    else:
-        tpot = expected_of(case.d, batch, case.cal).tpot_s if case.d.output_tokens else step_s
-    return Stand(case, batch, step_s, tpot, plan)
+Answered = Tuple[str, str, str]  # a hard question, its answers to a researcher and to a customer
 
 
 def why_tpot(at: Stand) -> Answered:
@@ -6513,17 +6442,16 @@ def why_tpot(at: Stand) -> Answered:
               f"slower than people read ({figure(READING_TOK_S, 2)})")
     low_s, high_s = at.tpot_s * cal.low, at.tpot_s * cal.high
     weights, kv = (seconds * bandwidth / d.pp for seconds in (step.weights_s, step.kv_s))
-    return Answered(
-        f"Why is TPOT {scaled(at.tpot_s, 's')}?",
-        f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B against a "
-        f"ridge of {peak_flop_s(d) / bandwidth:.0f}. {scaled(weights, 'B')} of weights and "
-        f"{scaled(kv, 'B')} of KV a step and GPU at {figure(bandwidth / TERA)} TB/s take "
-        f"{scaled(reads, 's')} at 100%; expected step {scaled(at.step_s, 's')}, "
-        f"{reads / at.step_s:.0%} MBU{mixed} (80% band {scaled(low_s, 's')} to "
-        f"{scaled(high_s, 's')}; {cal.basis})",
-        f"about {figure(1 / at.tpot_s, 2)} tokens a second for each of "
-        f"{counted(at.batch, 'user')} at once, {reader}; an estimate until measured, from "
-        f"{figure(1 / high_s, 2)} to {figure(1 / low_s, 2)}")
+    return (f"Why is TPOT {scaled(at.tpot_s, 's')}?",
+            f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B "
+            f"against a ridge of {peak_flop_s(d) / bandwidth:.0f}. {scaled(weights, 'B')} of "
+            f"weights and {scaled(kv, 'B')} of KV a step and GPU at {figure(bandwidth / TERA)} "
+            f"TB/s take {scaled(reads, 's')} at 100%; expected step {scaled(at.step_s, 's')}, "
+            f"{reads / at.step_s:.0%} MBU{mixed} (80% band {scaled(low_s, 's')} to "
+            f"{scaled(high_s, 's')}; {cal.basis})",
+            f"about {figure(1 / at.tpot_s, 2)} tokens a second for each of "
+            f"{counted(at.batch, 'user')} at once, {reader}; an estimate until measured, from "
+            f"{figure(1 / high_s, 2)} to {figure(1 / low_s, 2)}")
 
 
 def counted(number: int, what: str) -> str:
@@ -6540,30 +6468,28 @@ def intensity(d: Deployment, batch: int) -> float:
 
 def why_not_more(at: Stand) -> Answered:
     """The limit that one more in flight would break."""
-    question, case, plan = "Why not more throughput?", at.case, at.plan
-    d = case.d
+    question, case, d, plan = "Why not more throughput?", at.case, at.case.d, at.case.plan
     if plan is None:
         step_s = expected_step_s(d, case.limit, case.cal)
-        return Answered(
-            question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
-            f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), {count(case.limit / step_s)} "
-            "tok/s expected there; past it the engine queues, or preempts and computes again",
-            f"a replica holds about {case.limit} conversations of full length at once; beyond, "
-            f"{SHORT_OF['kv']}, so we add a replica")
+        return (question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
+                f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), "
+                f"{count(case.limit / step_s)} tok/s expected there; past it the engine queues, or "
+                "preempts and computes again",
+                f"a replica holds about {case.limit} conversations of full length at once; beyond, "
+                f"{SHORT_OF['kv']}, so we add a replica")
     best = plan.sustained
     if best is None:
-        return Answered(question, f"not even one request at a time meets the SLO: {plan.binding} "
-                        f"breaks first; {LIMIT_KNOBS[plan.binding]}", "this setup cannot meet your "
-                        f"target at any load: {SHORT_OF[plan.binding]}")
+        return (question, f"not even one request at a time meets the SLO: {plan.binding} "
+                f"breaks first; {LIMIT_KNOBS[plan.binding]}", "this setup cannot meet your "
+                f"target at any load: {SHORT_OF[plan.binding]}")
     full = best.batch / Replica(d, plan.load, case.cal).kv_seqs
     tok_s = best.rate_rps * plan.load.output_len.mean
-    return Answered(
-        question, f"past {figure(best.batch)} in flight a replica {LIMIT_NAMES[plan.binding]} "
-        f"gives way: {figure(best.rate_rps)} req/s, {count(tok_s)} tok/s, TPOT "
-        f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, KV pool {full:.0%} "
-        f"full, {best.prefill_share:.0%} of the time prefill",
-        f"beyond about {counted(max(1, int(best.batch)), 'request')} at once on a replica "
-        f"{SHORT_OF[plan.binding]}, so we add a replica")
+    return (question, f"past {figure(best.batch)} in flight a replica {LIMIT_NAMES[plan.binding]} "
+            f"gives way: {figure(best.rate_rps)} req/s, {count(tok_s)} tok/s, TPOT "
+            f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, KV pool "
+            f"{full:.0%} full, {best.prefill_share:.0%} of the time prefill",
+            f"beyond about {counted(max(1, int(best.batch)), 'request')} at once on a replica "
+            f"{SHORT_OF[plan.binding]}, so we add a replica")
 
 
 class Change(NamedTuple):
@@ -6582,8 +6508,7 @@ def changed(case: Case, *changes: Change) -> Tuple[Deployment, Optional[Load]]:
     for change in changes:
         d = d._replace(**change.d)
         load = load and load._replace(**change.load)
-    return d._replace(compute=d.weights.compute if d.weights.compute in d.gpu.flop_s
-                      else "bf16"), load
+    return d._replace(compute=compute_on(d.gpu, d.weights)), load
 
 
 def bill(case: Case, *changes: Change) -> Optional[float]:
@@ -6592,24 +6517,28 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     At the load, in whole replicas; without one, of a replica whose KV pool is full. None where it
     does not work, or has no price.
     """
-    d, load = changed(case, *changes)
-    if tp_problem(d.model, d.tp):
+    (d, load), args = changed(case, *changes), case.args
+    price = price_of(args, d.gpu.name) if args.prices else 1.0
+    if tp_problem(d.model, d.tp) or price is None:
         return None
-    prices = case.args.prices
-    price = price_of(case.args, d.gpu.name) if prices else 1.0
-    cal = calibration_of(d, case.args.engine or "vllm", case.tables)
-    if price is None:
-        return None
+    engine = args.engine or "vllm"
+    cal = calibration_of(d, engine, case.tables)
     if load is None:
         batch = int(memory_of(d).max_seqs)
         return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
                       ) if batch else None
-    plan = plan_of(d, load, cal, case.args.engine or "vllm")
+    plan = plan_of(d, load, cal, engine)
     if not plan.replicas:
         return None
-    replicas, rate = ((plan.replicas, load.rate_rps) if load.rate_rps
-                      else (1, plan.rate_per_replica_rps))
-    return per_1m(price * replicas * d.replica_gpus, rate * load.output_len.mean)
+    rate, gpus = ((load.rate_rps, plan.gpus) if load.rate_rps
+                  else (plan.rate_per_replica_rps, d.replica_gpus))
+    return per_1m(price * gpus, rate * load.output_len.mean)
+
+
+def tp_choices(d: Deployment) -> List[int]:
+    """The TP sizes of one link domain that the model and the rest of the layout take."""
+    return [n for n in (1, 2, 4, 8) if d.ep == 1 and not n % d.dcp and n <= d.gpu.domain
+            and not tp_problem(d.model, n)]
 
 
 def weights_stored(d: Deployment, name: str) -> Dict[str, Any]:
@@ -6620,32 +6549,42 @@ def weights_stored(d: Deployment, name: str) -> Dict[str, Any]:
             "expert_share": expert_param_share(d.model)}
 
 
+def narrower_weights(d: Deployment) -> List[str]:
+    """The precisions to try that take fewer bytes than the weights do now."""
+    return [name for name in ("fp8", "int4", "nvfp4")
+            if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes]
+
+
+def compute_on(gpu: Gpu, weights: Precision) -> str:
+    """The tensor-core type that multiplies: that of the weights, where the GPU has it."""
+    return weights.compute if weights.compute in gpu.flop_s else "bf16"
+
+
 def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
     """What can be done differently, one at a time: precision, GPU, TP, KV, prefix, SLOs."""
     d, load = case.d, case.plan and case.plan.load
     found = [Change(f"--weights {name}", "weights", weights_stored(d, name), {}, EVAL)
-             for name in ("fp8", "int4", "nvfp4")
-             if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes
-             and (name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s)]
+             for name in narrower_weights(d)
+             if name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s]
     if d.kv.bytes > 1:
         found.append(Change("--kv fp8", "kv", {"kv": KV["fp8"]}, {}, EVAL))
-    found += [Change(f"TP={n}", "tp", {"tp": n}, {}, "")
-              for n in (1, 2, 4, 8) if n != d.tp and d.ep == 1 and not n % d.dcp
-              and n <= d.gpu.domain and not tp_problem(d.model, n)]
+    found += [Change(f"TP={n}", "tp", {"tp": n}, {}, "") for n in tp_choices(d) if n != d.tp]
     found += [Change(f"--gpu {row['name']}", "gpu", {"gpu": gpu_of(row, tables["links"])}, {},
                      "other GPUs") for row in tables.get("gpus", ())
               if row["name"] in (case.args.prices or {}) and row["name"] != d.gpu.name]
-    if load and not load.shared_tokens:
+    if not load:
+        return found
+    if not load.shared_tokens:
         found.append(Change("half of every prompt shared and cached", "prefix", {},
                             {"shared_tokens": int(load.input_len.mean / 2)}, "prompts must begin "
                             "alike, and the router must know where"))
-    for name, text in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E")) if load else ():
-        slo_s = getattr(load, f"slo_{name}_s")
-        if slo_s < math.inf:
-            found.append(Change(f"{text} SLO {scaled(2 * slo_s, 's')} instead of "
+    for name in ("tpot", "ttft", "e2e"):
+        slo_s = load.slos.get(name)
+        if slo_s:
+            found.append(Change(f"{name.upper()} SLO {scaled(2 * slo_s, 's')} instead of "
                                 f"{scaled(slo_s, 's')}", "slo", {}, {f"slo_{name}_s": 2 * slo_s},
                                 "twice the wait allowed"))
-    if load and min(load.slo_tpot_s, load.slo_ttft_s, load.slo_e2e_s) < math.inf:
+    if load.slos:
         found.append(Change("no SLO at all", "slo", {}, dict.fromkeys(
             ("slo_tpot_s", "slo_ttft_s", "slo_e2e_s"), math.inf), "batch work only"))
     return found
@@ -6655,30 +6594,29 @@ def why_precision(at: Stand) -> Answered:
     """What 16 bit would take, or what FP8 would save."""
     case, d, base = at.case, at.case.d, bill(at.case)
     bf16_bytes = 2.0 * d.model.params
+
+    def billed_with(change: Mapping[str, Any]) -> Optional[float]:
+        return bill(case, Change("", "", change, {}, ""))
+
     if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
-        halved = {**weights_stored(d, "fp8"), "kv": KV["fp8"]}
-        there = bill(case, Change("", "weights", halved, {}, ""))
+        fp8 = billed_with({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
         saves = "FP8 for weights and KV would " + (
-            f"cost {there / base:.2f}x" if base and there else "halve both")
-        return Answered(
-            "Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy question; "
-            f"{saves}; {EVAL}", f"the answers of the original model; {saves}, once your test set "
-            "shows the same answers")
+            f"cost {fp8 / base:.2f}x" if base and fp8 else "halve both")
+        return ("Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy "
+                f"question; {saves}; {EVAL}", f"the answers of the original model; {saves}, once "
+                "your test set shows the same answers")
     wide = {**weights_stored(d, "bf16"), "kv": KV["bf16"]}
-    sizes = [n for n in (1, 2, 4, 8) if n >= d.tp and d.ep == 1 and not n % d.dcp
-             and n <= d.gpu.domain and not tp_problem(d.model, n)] or [d.tp]
-    both = next(((n, there, here) for n in sizes
-                 for there in (bill(case, Change("", "", {**wide, "tp": n}, {}, "")),)
-                 for here in (bill(case, Change("", "", {"tp": n}, {}, "")),) if there and here),
-                None)
+    sizes = [n for n in tp_choices(d) if n >= d.tp] or [d.tp]
     more = f"in 16 bit it does not do on this GPU, up to TP={sizes[-1]}"
     told = "without it this kind of GPU would not do"
-    if both:
-        n, there, here = both
-        more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
-                f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
-        told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
-                f"without it each replica takes {n // d.tp} times the GPUs")
+    for n in sizes:
+        there, here = billed_with({**wide, "tp": n}), billed_with({"tp": n})
+        if there and here:
+            more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
+                    f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
+            told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
+                    f"without it each replica takes {n // d.tp} times the GPUs")
+            break
     parts: List[str] = []
     if d.weight_bytes < 0.99 * bf16_bytes:
         parts.append(f"{figure(d.weight_bytes / GIGA)} GB of weights to hold and to read instead "
@@ -6690,34 +6628,31 @@ def why_precision(at: Stand) -> Answered:
     native = d.weight_bytes == d.model.weight_bytes or d.weights.name == d.model.native
     same = ("the model as its makers publish it" if native and d.kv.bytes == 2 else
             "the same answers, which your own test set has to show before launch")
-    return Answered(
-        f"Why {d.weights.name.upper()} weights and {d.kv.name.upper()} KV?",
-        f"{'; '.join(parts)}; {more}. " + (
-            "The weights are the checkpoint's own" if native else "The accuracy delta is to be "
-            "measured on your eval set: no figure here knows it"),
-        f"{same}; {told}")
+    return (f"Why {d.weights.name.upper()} weights and {d.kv.name.upper()} KV?",
+            f"{'; '.join(parts)}; {more}. " + (
+                "The weights are the checkpoint's own" if native else "The accuracy delta is to be "
+                "measured on your eval set: no figure here knows it"), f"{same}; {told}")
 
 
 def why_speculation(at: Stand) -> Answered:
     """Whether drafting pays at this batch, by the step-time equation."""
-    d, args = at.case.d, at.case.args
-    alpha, gamma = SPEC_ASSUMED if args.spec_accept is None else (args.spec_accept,
-                                                                  args.spec_tokens)
-    gain = speculative_speedup(d, at.batch, alpha, gamma, args.spec_cost)
-    ranges = losing_batches(d, alpha, gamma, args.spec_cost)
+    d, cost, (alpha, gamma, assumed) = at.case.d, at.case.args.spec_cost, acceptance_of(
+        at.case.args)
+    gain = speculative_speedup(d, at.batch, alpha, gamma, cost)
+    ranges = losing_batches(d, alpha, gamma, cost)
     longer = (decode_step(d, at.batch, tokens_per_seq=gamma + 1).step_s
               / decode_step(d, at.batch).step_s)
-    assumed = " assumed" if args.spec_accept is None else ""
     users = at.tpot_s / (at.step_s / gain + at.tpot_s - at.step_s)  # prefill is no faster
     above = next((first for first, _ in ranges if first > at.batch), None)
     until = f", up to about {count(above)} at once" if above else ""
-    return Answered(
+    return (
         "Why speculative decoding?" if gain > 1 else "Why not speculative decoding?",
         f"batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B, the ridge is "
         f"{peak_flop_s(d) / d.gpu.bandwidth_bytes_s:.0f}: checking {gamma + 1} positions takes "
         f"{longer:.2f}x the step for {tokens_a_step(alpha, gamma):.2f} tokens, {gain:.2f}x with "
-        f"the drafter (acceptance {alpha:g}{assumed}), {users:.2f}x on the TPOT, prefill in it; "
-        f"{ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory comes on top",
+        f"the drafter (acceptance {alpha:g}{' assumed' * assumed}), {users:.2f}x on the TPOT, "
+        f"prefill in it; {ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory "
+        "comes on top",
         f"it would make each answer up to {figure(users, 2)} times as fast at this load without "
         f"changing it{until}; to be promised after a measurement on your traffic" if gain > 1 else
         "at this load checking the guesses costs more than they save; it helps in quiet hours, and "
@@ -6726,30 +6661,28 @@ def why_speculation(at: Stand) -> Answered:
 
 def why_replicas(at: Stand) -> Answered:
     """The division behind the number of replicas, with its margins."""
-    plan, d = at.plan, at.case.d
+    plan, d = at.case.plan, at.case.d
     if plan and plan.sustained is None:
-        return Answered(
-            "Why no number of replicas?", f"one request alone breaks {LIMIT_NAMES[plan.binding]}, "
-            f"and replicas share nothing; {LIMIT_KNOBS[plan.binding]}",
-            "more of the same does not answer any single request sooner")
+        return ("Why no number of replicas?", "one request alone breaks "
+                f"{LIMIT_NAMES[plan.binding]}, and replicas share nothing; "
+                f"{LIMIT_KNOBS[plan.binding]}",
+                "more of the same does not answer any single request sooner")
     if plan is None or plan.load.rate_rps is None:
         held = f"; one sustains {figure(plan.rate_per_replica_rps)} req/s" if plan else ""
-        return Answered(
-            f"Why {counted(d.replicas, 'replica')}?",
-            f"as the flags say{held}; --rate and an SLO make a plan",
-            f"{'it is the least that can be bought' if d.replicas == 1 else 'as you asked'}{held}; "
-            "your traffic decides how many")
+        least = "it is the least that can be bought" if d.replicas == 1 else "as you asked"
+        return (f"Why {counted(d.replicas, 'replica')}?",
+                f"as the flags say{held}; --rate and an SLO make a plan",
+                f"{least}{held}; your traffic decides how many")
     rate, each = figure(plan.load.rate_rps), figure(plan.rate_per_replica_rps)
-    return Answered(
-        f"Why {counted(plan.replicas, 'replica')}?",
-        f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. {each} "
-        f"req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it a burst of "
-        f"{1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in flight, "
-        f"{count(plan.in_flight * plan.load.context_tokens)} KV tokens of "
-        f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
-        f"one replica serves {each} requests a second within your targets; we load it to "
-        f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
-        f"{plan.replicas}, and {plan.spares} more so that a failure is not noticed")
+    return (f"Why {counted(plan.replicas, 'replica')}?",
+            f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. "
+            f"{each} req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it "
+            f"a burst of {1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in "
+            f"flight, {count(plan.in_flight * plan.load.context_tokens)} KV tokens of "
+            f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
+            f"one replica serves {each} requests a second within your targets; we load it to "
+            f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
+            f"{plan.replicas}, and {plan.spares} more so that a failure is not noticed")
 
 
 def why_not_half(at: Stand) -> Answered:
@@ -6764,25 +6697,24 @@ def why_not_half(at: Stand) -> Answered:
                 if case.args.prices and not case.args.gpu_price else
                 "nothing to halve: as it is, no number of replicas holds the load; with one change "
                 + (f"it would: {works}" if works else "neither"))
-        return Answered(question, none, none)
-    halved = [row for row in ones if row[0] <= 0.5]
-    twos = [] if halved else billed(case, [(a, b) for i, a in enumerate(changes)
+        return question, none, none
+    halves = [row for row in ones if row[0] <= 0.5]
+    twos = [] if halves else billed(case, [(a, b) for i, a in enumerate(changes)
                                            for b in changes[i + 1:] if a.axis != b.axis], base)
-    shown = halved[:4] or [row for row in ones[:2] + twos[:1] if row[0] < 0.99]
+    shown = halves[:4] or [row for row in ones[:2] + twos[:1] if row[0] < 0.99]
     if not shown:
         none = f"nothing that was tried makes it cheaper ({len(ones)} single changes, and pairs)"
-        return Answered(question, none, none)
+        return question, none, none
     texts = [f"{way_text(way)} {share:.2f}x{change_price(case, way)}" for share, way in shown]
     share, way = min(shown, key=lambda row: row[0])
     said = f"{way_text(way)} would bring it to {share:.0%}"
-    told = (said if halved else f"no single step does, but {said}" if share <= 0.5 else
+    told = (said if halves else f"no single step does, but {said}" if share <= 0.5 else
             f"no single step does, nor do two; {said}")
     asks = "; ".join(dict.fromkeys(change.price for change in way if change.price))
-    return Answered(
-        question, ("" if halved else "no single change does. The nearest, and the best pair: ")
-        + f"{'; '.join(texts)}. {len(ones)} single changes tried, in "
-        f"{'dollars' if case.args.prices else 'GPU-hours'} per 1M output tokens",
-        told + (f". What it asks: {asks}" if asks else ""))
+    return (question, ("" if halves else "no single change does. The nearest, and the best pair: ")
+            + f"{'; '.join(texts)}. {len(ones)} single changes tried, in "
+            f"{'dollars' if case.args.prices else 'GPU-hours'} per 1M output tokens",
+            told + (f". What it asks: {asks}" if asks else ""))
 
 
 def billed(case: Case, ways: Sequence[Tuple[Change, ...]], base: Optional[float]
@@ -6817,14 +6749,17 @@ def say_defend(case: Case, answer: Answer) -> None:
         answer.add("defend", [])
         answer.say("DEFEND", "it does not start, so there is nothing to defend; see WOULD DO")
         return
-    at = stand_of(case)
-    found = [why(at) for why in DEFENCES]
-    answer.add("defend", [one._asdict() for one in found])
+    batch, plan, d = operating_batch(case), case.plan, case.d
+    step_s = expected_step_s(d, batch, case.cal)
+    tpot_s = (Replica(d, plan.load, case.cal).at(batch).tpot_s if plan else
+              expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
+    found = [why(Stand(case, batch, step_s, tpot_s)) for why in DEFENCES]
+    answer.add("defend", [dict(zip(("question", "researcher", "customer"), one)) for one in found])
     answer.lines += ["", "DEFEND       expected figures are estimates until measured"]
-    for one in found:
-        answer.lines.append(one.question)
-        answer.say("  researcher", one.researcher)
-        answer.say("  customer", one.customer)
+    for question, researcher, customer in found:
+        answer.lines.append(question)
+        answer.say("  researcher", researcher)
+        answer.say("  customer", customer)
 
 
 # ---- 9c. Launch commands -----------------------------------------------------------------------
@@ -7983,7 +7918,7 @@ def axis_of(text: str) -> List[Tuple[str, List[str]]]:
     import re
     axis, _, values = text.partition("=")
     flag = "--" + axis.replace("_", "-").lstrip("-")
-    taking = {n: f for fs in FLAGS.values() for f in fs for n in f.names.split() if f.kind}
+    taking = {n for flag in EVERY_FLAG if flag.kind for n in flag.names.split()}
     if not values or flag not in taking or flag == "--compare":
         raise UserError(f"--compare {text!r}: write AXIS=v,v with the name of a flag that takes a "
                         f"value, such as tp=1,2,4 or gpu=h100,h200{near(flag, taking)}")
@@ -8104,6 +8039,16 @@ class Flag(NamedTuple):
     default: Any = None
     needs: str = ""  # flags of which one must be given too
 
+    @property
+    def name(self) -> str:
+        """Its long name without dashes in front."""
+        return self.names.split()[0][2:]
+
+    @property
+    def field(self) -> str:
+        """Where the parsed flags keep it."""
+        return self.name.replace("-", "_")
+
 
 FLAGS: Dict[str, Tuple[Flag, ...]] = {
     "model": (
@@ -8217,7 +8162,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--flags", None, "", "the engines' flags and the term that each changes"),
     ),
 }
-FLAG_NAMES = {name for flags in FLAGS.values() for flag in flags for name in flag.names.split()}
+EVERY_FLAG = tuple(flag for flags in FLAGS.values() for flag in flags)
+FLAG_NAMES = {name for flag in EVERY_FLAG for name in flag.names.split()}
 
 EXAMPLES = """examples:
   capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8
@@ -8304,16 +8250,14 @@ def settle(args: Any) -> None:
         raise UserError("--save writes one deployment, --compare has several; drop one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
-    for flag in (flag for flags in FLAGS.values() for flag in flags):
-        name = flag.names.split()[0]
-        field = name[2:].replace("-", "_")
-        given = getattr(args, field) not in (None, False)
+    for flag in EVERY_FLAG:
+        given = getattr(args, flag.field) not in (None, False)
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
-            raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
-                            "it, or drop this")
-        if getattr(args, field) is None:
-            setattr(args, field, flag.default)
+            raise UserError(f"--{flag.name} says nothing without "
+                            f"{flag.needs.replace(' ', ' or ')}; add it, or drop this")
+        if getattr(args, flag.field) is None:
+            setattr(args, flag.field, flag.default)
     args.prices = args.gpu_price
     if args.startup_log and not args.engine:
         args.engine = args.startup_log.get("engine", "vllm")
@@ -8375,7 +8319,6 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
-    compute = weights.compute if weights.compute in gpu.flop_s else "bf16"
     history, history_source, prompt, output = lengths_of(args)
     world = args.tp * args.pcp * args.dp
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
@@ -8386,8 +8329,8 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         args.link and named("--link", lambda text: parse_rate(text, links))(args.link),
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
-        else expert_param_share(model), kv, compute, args.ctx, history, history_source, prompt,
-        output, None, adapters)
+        else expert_param_share(model), kv, compute_on(gpu, weights), args.ctx, history,
+        history_source, prompt, output, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 
@@ -8559,8 +8502,13 @@ def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
     """The flags, completed by what they name: rates, and a run's deployment and lengths."""
     if args.measured and not model_named(args):
         args = parse_args([*deployed_argv(args.measured), *argv])
-    if args.measured and args.workload is None:
-        use_run_lengths(args)
+    if args.measured and args.workload is None:  # the lengths that the run was planned with
+        plan: Any = read_run(args.measured)[0].get("plan")
+        told: Any = plan.get("lengths") if isinstance(plan, dict) else None
+        for name in ("input", "output") if isinstance(told, dict) else ():
+            text, field = told.get(name), f"{name}_len"
+            if getattr(args, field) is None and isinstance(text, str) and text[:5] != "hist:":
+                setattr(args, field, parse_lengths(text))
     read_rates(args, tables.get("links", []))
     return args
 
