@@ -29,7 +29,7 @@ import json
 import math
 import os
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import (
     Any,
     Callable,
@@ -2412,9 +2412,8 @@ def stage_layers(layers: int, pp: int) -> List[range]:
 
 def _one_stage(d: Deployment, quant: Quant, stage: int) -> RankWeights:
     model, layers = d.model, stage_layers(d.model.layers, d.pp)[stage]
-    kv_ranks = min(d.tp, max(kv_heads_of(model), default=1))
     padded = -(-model.vocab // VOCAB_PAD) * VOCAB_PAD / max(1, model.vocab)
-    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks, "vocab": padded / d.tp, "none": 1.0,
+    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks(d), "vocab": padded / d.tp, "none": 1.0,
              "expert": fullest_expert_share(d)}
     vision = model.vision_params * quant.plain_bytes / d.tp if stage == 0 else 0
     dense, expert, unread = float(vision), 0.0, float(vision)
@@ -2547,7 +2546,6 @@ class Settings(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     util: float  # share of memory, in the engine's own sense
-    prefix_caching: bool
     block_tokens: int
     asked: Asked
 
@@ -2555,11 +2553,6 @@ class Settings(NamedTuple):
     def draft(self) -> Draft:
         """Speculative decoding."""
         return self.asked.draft
-
-    @property
-    def legacy(self) -> bool:
-        """vLLM's first engine (V0), whose profiling run was another."""
-        return self.engine == "vllm" and () < self.version < (0, 8)
 
     @property
     def in_flight_tokens(self) -> int:
@@ -2593,10 +2586,11 @@ def settings_of(d: Deployment, args: Any, plan: Optional[Plan] = None) -> Settin
 def engine_settings(d: Deployment, asked: Asked) -> Settings:
     """What was asked for, with the engine's own defaults for this GPU where nothing was.
 
-    Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
+    TensorRT-LLM's share is of what weights, adapters and reserve leave, and keeps the budget's KV
+    pool. Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
     """
     engine, version, longest = asked.engine, asked.version, asked.max_model_len
-    memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
+    memory = d.gpu.torch_bytes / GIB
     old = () < version < (0, 8)
     util = asked.util or d.util
     if engine == "sglang":
@@ -2606,24 +2600,16 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
     elif old:
         tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
-        large = memory >= 70 and not a100
+        large = memory >= 70 and not d.gpu.name.startswith("a100")
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
     if engine == "trtllm":
-        util = trtllm_fraction(d._replace(util=util))
-    latent = any(cache.kind == "mla" for cache in d.model.caches)
+        m = memory_of(d._replace(util=util))
+        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+        util = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+    block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
-                    asked.max_num_batched_tokens or tokens, util, True,
-                    64 if latent and engine == "vllm" and not old else BLOCK_TOKENS[engine], asked)
-
-
-def trtllm_fraction(d: Deployment) -> float:
-    """TensorRT-LLM's free_gpu_memory_fraction [share] that keeps the budget's KV pool: that pool
-    over all that weights, adapters and reserve leave.
-    """
-    m = memory_of(d)
-    free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
-    return min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+                    asked.max_num_batched_tokens or tokens, util, block, asked)
 
 
 def draft_of(d: Deployment, args: Any) -> Draft:
@@ -2779,13 +2765,13 @@ def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
     m, tokens = d.model, s.max_num_batched_tokens
     if not m.tensors:
         return d.reserve_bytes  # a model by hand: the budget's own reserve
-    wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
-               default=4 * m.hidden)
-    expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
-                  and t.name.endswith("up_proj")), default=0)
+    up = [t for t in m.tensors if t.name.endswith("up_proj")]
+    wide = max((t.d_out for t in up if t.split == "tp"), default=4 * m.hidden)
+    expert = max((t.d_out for t in up if t.split == "expert"), default=0)
     routed = m.top_k * (max(2 * expert / d.tp, m.hidden) + expert / d.tp) if expert else 0.0
     forward = tokens * ACTIVATION_BYTES * (3 * m.hidden + max(3 * wide / d.tp, routed))
-    if s.legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
+    legacy = s.engine == "vllm" and () < s.version < (0, 8)
+    if legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
         return forward
     sampler = (sampler_bytes * min(s.max_num_seqs, tokens) * m.vocab
                + tokens * m.hidden * ACTIVATION_BYTES)
@@ -2805,14 +2791,12 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
     of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
     """
-    weights = stage_weights(d)[stage]
-    layers = stage_layers(d.model.layers, d.pp)[stage]
-    extra = d.adapter_bytes / d.tp * len(layers) / d.model.layers
-    heads = [c for c in d.model.caches if c.kind in (*KV_HEAD_KINDS, "mla")]
-    latent = [t for t in d.model.tensors if t.name.endswith("kv_b_proj")]
-    if heads and d.model.tensors:
-        rotary = min(128, d.model.head_dim) if latent else d.model.head_dim
-        extra += d.model.max_len * (64 if latent else rotary) * ACTIVATION_BYTES
+    m, weights = d.model, stage_weights(d)[stage]
+    layers = stage_layers(m.layers, d.pp)[stage]
+    extra = d.adapter_bytes / d.tp * len(layers) / m.layers
+    latent = [t for t in m.tensors if t.name.endswith("kv_b_proj")]
+    if m.tensors and any(c.kind in (*KV_HEAD_KINDS, "mla") for c in m.caches):
+        extra += m.max_len * (64 if latent else m.head_dim) * ACTIVATION_BYTES
     extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
                  for t in latent)
     expert = weights.expert_bytes * mxfp4_padding(d)
@@ -2851,13 +2835,11 @@ def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
     sizes: Dict[Tuple[str, FrozenSet[int]], float] = {}
     if quant is None:
         return 0.0
-    kv_ranks = min(d.tp, max(kv_heads_of(d.model), default=1))
     for t, where, each, label in stored_weights(d.model.tensors, quant):
         if t.d_in and label == quant.plain and t.split in ("tp", "kv", "expert"):
             start, _, last = t.name.rpartition(".")
             key = (start + MERGED.get(last, last), where)
-            ranks = kv_ranks if t.split == "kv" else d.tp
-            sizes[key] = sizes.get(key, 0.0) + each / ranks
+            sizes[key] = sizes.get(key, 0.0) + each / (kv_ranks(d) if t.split == "kv" else d.tp)
     chosen, total = set(layers), 0.0
     for (_, where), size in sizes.items():
         left = -size % (2 * MIB)
@@ -2935,7 +2917,7 @@ def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Setti
     total = 0
     for g in groups:
         if g.kind == "state":
-            need = (2 if s.prefix_caching and s.since(0, 28) else 1) + s.draft.tokens
+            need = (2 if s.since(0, 28) else 1) + s.draft.tokens
         elif g.kind == "sliding":
             need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
         elif g.kind == "chunked":
@@ -3011,8 +2993,7 @@ def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_
         return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(d.tp, 0.79)
     mib = d.gpu.memory_bytes / MIB
     reserved = 512 + 1.5 * max(prefill_tokens, 2048) + d.tp * d.pp / 8 * 1024 + 2 * graph_seqs
-    if any(c.kind == "mla" for c in d.model.caches):
-        reserved += 1536
+    reserved += 1536 if d.model.latent else 0
     if mib > 60 * KIB:
         reserved = max(reserved, 10240)
     return round((mib - reserved) / mib, 3)
@@ -3036,11 +3017,11 @@ def sglang_tokens(d: Deployment, available: float) -> int:
 
     Sliding layers hold 0.8 of the tokens of full ones; recurrent states take 0.9/1.9 of the pool.
     """
-    share = d.stage_share
     cell = 0.0
     for c in d.model.caches:
         if not c.state_bytes:
-            cell += c.layers * share * token_page_bytes(c, d) * (SWA_RATIO if c.window else 1)
+            cell += c.layers * d.stage_share * token_page_bytes(c, d) * (
+                SWA_RATIO if c.window else 1)
     if any(c.state_bytes for c in d.model.caches):
         available /= 1 + STATE_RATIO
     return max(0, int(available // cell)) if cell else 0
@@ -3069,36 +3050,27 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
 
     SGLang and TensorRT-LLM start with a pool under one request; the request is what they refuse.
     """
-    room = room_refusal(s, found)
-    if s.engine != "vllm":
-        return room
-    m, memory, pool, refused = d.model, found.memory, found.pool, shard_refusals(d)
-    if m.max_len and s.max_model_len > m.max_len:
-        refused.append(Refusal("length", f"max_model_len {count(s.max_model_len)} is past the "
-                               f"model's {count(m.max_len)}"))
-    if s.max_num_seqs > s.max_num_batched_tokens:
-        refused.append(Refusal("batch", f"max_num_batched_tokens {s.max_num_batched_tokens} is "
-                               f"under max_num_seqs {s.max_num_seqs}"))
-    if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
-        refused.append(Refusal("share", "free memory is less than the utilisation asks for"))
-    refused += room
-    if pool and any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
-        refused.append(Refusal("states", f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} "
-                               "state blocks"))
-    return refused
-
-
-def room_refusal(s: Settings, found: EngineAnswer) -> List[Refusal]:
-    """Whether the pool is empty, or under one request of max_model_len."""
-    memory, pool = found.memory, found.pool
-    if memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens:
-        needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
-        return [Refusal("room", f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
-                        "to weights, activations and buffers")]
-    short = (pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1)
-    held = "" if s.engine == "vllm" else f" the pool of {count(found.tokens)}"
-    return [Refusal("room", f"one request of {count(s.max_model_len)} tokens does not fit{held}")
-            ] if short else []
+    m, memory, pool, vllm = d.model, found.memory, found.pool, s.engine == "vllm"
+    short = pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1
+    empty = memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens
+    needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+    held = "" if vllm else f" the pool of {count(found.tokens)}"
+    reasons = (
+        ("length", vllm and 0 < m.max_len < s.max_model_len,
+         f"max_model_len {count(s.max_model_len)} is past the model's {count(m.max_len)}"),
+        ("batch", vllm and s.max_num_seqs > s.max_num_batched_tokens, "max_num_batched_tokens "
+         f"{s.max_num_batched_tokens} is under max_num_seqs {s.max_num_seqs}"),
+        ("share", vllm and memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB,
+         "free memory is less than the utilisation asks for"),
+        ("room", empty, f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
+         "to weights, activations and buffers"),
+        ("room", short and not empty,
+         f"one request of {count(s.max_model_len)} tokens does not fit{held}"),
+        ("states", pool and any(g.kind == "state" for g in pool.groups)
+         and 0 < pool.blocks < s.max_num_seqs,
+         f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks if pool else 0} state blocks"))
+    return (shard_refusals(d) if vllm else []) + [
+        Refusal(kind, what) for kind, holds, what in reasons if holds]
 
 
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
@@ -3153,27 +3125,22 @@ def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
     return Way(f"{flag} {int(value)}", d, Asked(**{**asked._asdict(), field: int(value)}))
 
 
-def _moved(d: Deployment, s: Settings, tp: int, pp: int, whole: bool = False) -> Optional[Way]:
-    """The deployment on other GPUs, experts `whole` on each or as they are; None if it cannot."""
-    every = d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
-    other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
-    try:
-        check_layout(other)
-    except UserError:
-        return None
-    names = CURE_FLAGS[s.engine]
-    words = [f"{names['tp']} {tp}"] * (tp != d.tp) + [f"{names['pp']} {pp}"] * (pp != d.pp)
-    return Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
-
-
 def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
     """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    names, every = CURE_FLAGS[s.engine], d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
     wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
     for tp, pp in sizes:
         for whole in wholes:
-            way = _moved(d, s, tp, pp, whole) if whole or (tp, pp) != (d.tp, d.pp) else None
-            if way and (tp > 1 or not whole):
-                yield way
+            if tp == 1 if whole else (tp, pp) == (d.tp, d.pp):
+                continue
+            other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
+            words = [f"{names[key]} {size}" for key, size, now in (
+                ("tp", tp, d.tp), ("pp", pp, d.pp)) if size != now]
+            try:
+                check_layout(other)
+            except UserError:
+                continue
+            yield Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
 
 
 def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3247,36 +3214,30 @@ ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
 
 
 def shard_refusals(d: Deployment) -> List[Refusal]:
-    """The first quantised matrix whose TP shard is no whole number of scale blocks or groups.
+    """The first quantised matrix that TP cuts within a block or group of its scales.
 
-    Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
+    MXFP4 experts that the engine pads are never cut so. Source: vLLM quantization/fp8.py, awq.py,
+    gptq.py: input and output sizes of a partition.
     """
     quant = stored_as(d)
     for _, scheme in quant.rules if quant and d.tp > 1 else ():
-        odd = odd_shard(d, quant, scheme) if quant else ""
-        if odd:
-            return [Refusal("shard", f"{scheme.label} scales do not divide {odd} over TP={d.tp}")]
+        padded = scheme.label == "mxfp4" and pads_experts(d)
+        for t, _, _, label in stored_weights(d.model.tensors, quant) if quant else ():
+            if padded or label != scheme.label or t.split not in ("tp", "kv", "expert") or (
+                    t.split == "expert" and d.ep > 1):
+                continue
+            ranks = kv_ranks(d) if t.split == "kv" else d.tp
+            row = t.name.endswith(ROW_PARALLEL)
+            size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
+            if unit > 1 and (size % ranks or size // ranks % unit):
+                return [Refusal("shard", f"{scheme.label} scales do not divide {t.name} over "
+                                f"TP={d.tp}")]
     return []
 
 
-def odd_shard(d: Deployment, quant: Quant, scheme: Scheme) -> str:
-    """The first matrix of this scheme that TP cuts within a scale's block, or ''.
-
-    MXFP4 experts that the engine pads are never cut so.
-    """
-    if scheme.label == "mxfp4" and pads_experts(d):
-        return ""
-    for t, _, _, label in stored_weights(d.model.tensors, quant):
-        if label != scheme.label or t.split not in ("tp", "kv", "expert"):
-            continue
-        if t.split == "expert" and d.ep > 1:
-            continue
-        ranks = min(d.tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else d.tp
-        row = t.name.endswith(ROW_PARALLEL)
-        size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
-        if unit > 1 and (size % ranks or size // ranks % unit):
-            return t.name
-    return ""
+def kv_ranks(d: Deployment) -> int:
+    """TP ranks that hold KV heads of their own; past these they are copies."""
+    return min(d.tp, max(kv_heads_of(d.model), default=1))
 
 
 # A pasted log: what it says, whatever the version's wording. The worst rank counts.
@@ -3418,35 +3379,29 @@ def engine_answer(d: Deployment, s: Settings, logged: Optional[Logged] = None) -
 
 
 def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
-    """As engine_answer; its refusals have no cures."""
+    """As engine_answer; its refusals have no cures. The band holds nine of ten logs."""
     stages = engine_stages(d, s, logged)
     memory = min(stages, key=lambda stage: stage.available_bytes)
-    available = memory.available_bytes
-    pool = None
+    left, reserve, pool = memory.available_bytes, memory.reserve_bytes, None
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
-        concurrency = max(0.0, available) / packed_request_bytes(d, s)
+        concurrency = max(0.0, left) / packed_request_bytes(d, s)
         tokens = int(concurrency * s.max_model_len)
     elif s.engine == "vllm":
         pool = vllm_pool(d, s, [stage.available_bytes for stage in stages])
         tokens, concurrency = vllm_tokens(pool, d, s), pool.concurrency
     else:
-        tokens = sglang_tokens(drafting(d, s), available)
+        tokens = sglang_tokens(drafting(d, s), left)
         tokens -= tokens % s.block_tokens
         concurrency = tokens / s.max_model_len
-    low, high = available_band(s, memory, logged.reserve_bytes is not None)
+    if logged.reserve_bytes is not None or s.engine != "vllm":
+        part = POOL_BAND[s.engine if logged.reserve_bytes is None else "logged"]
+        low, high = left - abs(left) * part, left + abs(left) * part
+    else:
+        less, more = RESERVE_BAND[bool(s.version)]
+        load = memory.weights_bytes * 0.005
+        low, high = left - reserve * more - load, left + reserve * less + load
     found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
     return found._replace(refusals=refusals_of(d, s, found))
-
-
-def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
-    """Where the available KV memory falls in nine of ten logs [B]."""
-    left = memory.available_bytes
-    if logged or s.engine != "vllm":
-        spread = abs(left) * POOL_BAND["logged" if logged else s.engine]
-        return left - spread, left + spread
-    less, more = RESERVE_BAND[bool(s.version)]
-    load = memory.weights_bytes * 0.005
-    return left - memory.reserve_bytes * more - load, left + memory.reserve_bytes * less + load
 
 
 POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
@@ -6905,9 +6860,8 @@ def flag_rows(engine: str) -> List[Dict[str, str]]:
     found = []
     for line in lines:
         mine = [row for row in line if getattr(row, engine)]
+        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
         if mine:
-            notes = [row.sglang_note if engine == "sglang" else row.note if engine == "vllm" else ""
-                     for row in line]
             found.append({
                 "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
                 "term": line[0].term,
@@ -6922,22 +6876,21 @@ ENGINE_TITLES = {"vllm": "vLLM (vllm serve)", "sglang": "SGLang (python -m sglan
 
 def print_flags(as_json: bool) -> None:
     """The flag tables: vLLM's flag, term and notes; the others' flag, vLLM analogue and notes."""
+    import itertools
     import textwrap
     tables = {engine: flag_rows(engine) for engine in ENGINES}
     if as_json:
         print(json.dumps({"flags": tables}, indent=1))
         return
+    heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue", "notes": "notes"}
     for engine, rows in tables.items():
         print(f"{ENGINE_TITLES[engine]}")
         columns = ("flag", "term" if engine == "vllm" else "vllm", "notes")
-        heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue",
-                 "notes": "notes"}
         for row in (heads, *rows):
             cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
                      for c, width in zip(columns, (38, 28, 40))]
-            for i in range(max(map(len, cells))):
-                parts = [cell[i] if i < len(cell) else "" for cell in cells]
-                print(f"  {parts[0]:<39} {parts[1]:<29} {parts[2]}".rstrip())
+            for flag, term, note in itertools.zip_longest(*cells, fillvalue=""):
+                print(f"  {flag:<39} {term:<29} {note}".rstrip())
         print()
 
 
@@ -6948,21 +6901,18 @@ class Launch(NamedTuple):
     model_id: str
     stored: str  # precision of that checkpoint, by our name
     d: Deployment
-    util: float
-    max_model_len: int
+    args: Any
+    own: Settings  # what is not said below
     max_num_seqs: int  # as the engine counts: SGLang over all DP-attention ranks, else of one
     max_num_batched_tokens: int  # likewise
-    prefix_caching: bool = True
-    prefix_heavy: bool = False  # prompts share a prefix: SGLang queues by longest match
-    spec_method: str = ""  # vLLM's name; '' = no speculation
-    spec_model: str = ""
-    spec_tokens: int = 0
-    lora_rank: int = 0
-    lora_count: int = 1
-    disaggregated: bool = False
-    streamed: bool = False  # weights straight from storage
-    async_scheduling: bool = False
-    why: Mapping[str, str] = {}  # reasons that take the place of the usual ones, by setting
+    draft: Draft
+    async_scheduling: bool
+    why: Mapping[str, str]  # reasons that take the place of the usual ones, by setting
+
+    @property
+    def online_quantised(self) -> bool:
+        """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
+        return self.d.weights.name == "fp8" and self.stored in SIXTEEN_BIT
 
 
 class LaunchFlag(NamedTuple):
@@ -6993,38 +6943,40 @@ def launch_flags(launch: Launch) -> List[LaunchFlag]:
 
     A setting that the engine has no flag for is left out; launch_notes says so.
     """
-    values = {**_layout_values(launch), **_limit_values(launch), **_option_values(launch)}
-    terms: Dict[str, str] = {}
+    engine = launch.engine
+    values = {**layout_values(engine, launch.d), **limit_values(launch), **option_values(launch),
+              **spec_values(engine, launch.draft, launch.args.spec_model)}
+    found, term = [], ""
     for row in SETTINGS:
-        terms[row.key] = row.term or list(terms.values())[-1]
-    return [LaunchFlag(spelling(launch.engine, key), values[key][0],
-                       f"{term}: {launch.why.get(key, values[key][1])}")
-            for key, term in terms.items() if key in values and spelling(launch.engine, key)]
+        term = row.term or term
+        if row.key in values and spelling(engine, row.key):
+            value, why = values[row.key]
+            found.append(LaunchFlag(spelling(engine, row.key), value,
+                                    f"{term}: {launch.why.get(row.key, why)}"))
+    return found
 
 
 Values = Dict[str, Tuple[str, str]]  # setting -> value as written, why
 
 
-def _layout_values(launch: Launch) -> Values:
+def layout_values(engine: str, d: Deployment) -> Values:
     """Parallelism. SGLang and TensorRT-LLM count DP attention and context ranks in their TP."""
-    d, vllm = launch.d, launch.engine == "vllm"
-    tp = d.tp if vllm else d.tp * d.attention_dp * (d.pcp if launch.engine == "sglang" else 1)
-    per_gpu = f"weights {weights_bytes_per_gpu(d) / GIB:.2f} GiB a GPU"
+    vllm = engine == "vllm"
+    tp = d.tp if vllm else d.tp * d.attention_dp * (d.pcp if engine == "sglang" else 1)
     inside = "" if tp == d.tp else f", attention TP={d.tp}"
     values: Values = {}
     if tp > 1:
-        values["tp"] = (str(tp), f"{per_gpu}{inside}")
+        values["tp"] = (str(tp), f"weights {weights_bytes_per_gpu(d) / GIB:.2f} GiB a GPU{inside}")
     if d.pp > 1:
         values["pp"] = (str(d.pp), f"{-(-d.model.layers // d.pp)} of {d.model.layers} layers")
-    if d.dp > 1 and (vllm or launch.engine == "sglang"):
+    if d.dp > 1 and engine != "trtllm":
         values["dp"] = (str(d.dp), "attention data-parallel, its KV in one rank only"
                         if d.attention_dp > 1 else f"{d.replicas} copies of the model")
     if d.ep > 1:
-        held = -(-d.model.experts // d.ep)
-        values["ep"] = ("" if vllm else str(d.ep), f"{held} of {d.model.experts} experts, whole, on"
-                        " a GPU")
+        values["ep"] = ("" if vllm else str(d.ep), f"{-(-d.model.experts // d.ep)} of "
+                        f"{d.model.experts} experts, whole, on a GPU")
     if d.attention_dp > 1:
-        values["attention_dp"] = (_switch(launch), "a sequence's KV is on one rank, not on all")
+        values["attention_dp"] = (switched_on(engine), "a sequence's KV is on one rank, not on all")
     if d.dcp > 1:
         values["dcp"] = (str(d.dcp), f"1/{d.dcp} of each sequence's KV on a rank")
     if d.pcp > 1:
@@ -7033,88 +6985,89 @@ def _layout_values(launch: Launch) -> Values:
     return values
 
 
-def _switch(launch: Launch) -> str:
+def switched_on(engine: str) -> str:
     """A switch that is on: bare as a flag, true in YAML."""
-    return "true" if launch.engine == "trtllm" else ""
+    return "true" if engine == "trtllm" else ""
 
 
-def _limit_values(launch: Launch) -> Values:
+def limit_values(launch: Launch) -> Values:
     """Memory and batch limits."""
-    d = launch.d
-    share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
-                              "memory for the engine; the KV pool is what is left of it")
-    if launch.engine == "trtllm":
-        of = f"what loading leaves free; util {d.util:g} of all memory"
-    kv = f"{figure(sequence_bytes(d, launch.max_model_len) / GIB)} GiB/GPU of KV each"
+    d, own = launch.d, launch.own
+    of = {"sglang": "memory for weights and KV pool",
+          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
+              launch.engine, "memory for the engine; the KV pool is what is left of it")
+    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
     return {
-        "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
-        "util": (f"{share:.4g}", f"share of {of}"),
+        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
+        "util": (f"{own.util:.4g}", f"share of {of}"),
         "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
         "max_num_batched_tokens": (
             str(launch.max_num_batched_tokens),
             "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
 
 
-def _option_values(launch: Launch) -> Values:
-    """What the question involves: precision, caching, speculation, adapters, transfer, loading."""
-    d, on = launch.d, _switch(launch)
+def option_values(launch: Launch) -> Values:
+    """What the question involves: precision, caching, adapters, transfer, loading.
+
+    vLLM takes set LoRA ranks only, SGLang wants to know the modules beforehand; of P/D
+    disaggregation SGLang's command is the decode server's.
+    """
+    d, args, engine, on = launch.d, launch.args, launch.engine, switched_on(launch.engine)
     values: Values = {
         "metrics": (on, "queue depth, token usage"), "iteration_metrics": (on, "the same"),
-        ("prefix_caching" if launch.prefix_caching else "no_prefix_caching"): (
-            on, "a shared prefix is prefilled once" if launch.prefix_caching else "every prompt "
-            "prefilled, for a clean benchmark")}
-    if launch.engine == "trtllm":
+        "prefix_caching": (on, "a shared prefix is prefilled once")}
+    if engine == "trtllm":
         values["chunked_prefill"] = (on, "long prompts in pieces beside the decodes")
-        if not launch.prefix_caching:
-            del values["no_prefix_caching"]
-            values["prefix_caching"] = ("false", "every prompt prefilled, for a clean benchmark")
-    if launch.prefix_heavy:
+    if args.shared_prefix_len:
         values["schedule_policy"] = ("lpm", "longest cached prefix first")
     sparse = any(cache.kind == "indexer" for cache in d.model.caches)
-    name = KV_NAMES[launch.engine].get(d.kv.name)
+    name = KV_NAMES[engine].get(d.kv.name)
     if name and (d.kv.bytes < 2 or d.model.kv_native or sparse):
         values["kv"] = (name, f"{figure(d.kv.bytes)} B an element")
-    if online_quantised(launch):
+    if launch.online_quantised:
         values["weights"] = (d.weights.name, f"{figure(d.weights.bytes)} B a parameter, made at "
                              "load from the 16-bit checkpoint")
     elif d.weights.name != launch.stored and {d.weights.name, launch.stored} <= set(SIXTEEN_BIT):
         values["dtype"] = (SIXTEEN_BIT[d.weights.name], f"the checkpoint is {launch.stored}")
     if launch.async_scheduling:
         values["async_scheduling"] = ("", "the next step is scheduled while this one runs")
-    if launch.streamed:
+    if args.storage:
         values["load_format"] = ("runai_streamer", "weights stream from storage, many readers")
     if launch.model_id.startswith("moonshotai/"):
         values["trust"] = ("", "as its card says")
-    return {**values, **_spec_values(launch), **_lora_values(launch), **_transfer_values(launch)}
+    if args.lora_rank:
+        rank = args.lora_rank
+        if engine == "vllm":
+            rank = next((r for r in LORA_RANKS if r >= rank), LORA_RANKS[-1])
+        values.update(lora=(on, "adapters over one base"),
+                      lora_count=(str(args.lora_count), "adapters of one batch, resident"),
+                      lora_rank=(str(rank), f"slots sized for rank {rank}"),
+                      lora_modules=("all", "adapters may touch any matrix"))
+    if args.kv_link:
+        connector = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+        values.update(kv_transfer=({"vllm": connector, "sglang": "decode",
+                                    "trtllm": "DEFAULT"}[engine],
+                                   "prompts are prefilled elsewhere, their KV shipped here"),
+                      kv_transfer_backend=("nixl", "RDMA between the pools"))
+    return values
 
 
-def native_of(d: Deployment) -> str:
-    """The precision of the checkpoint by our name."""
-    return SPELLINGS.get(d.model.native, d.model.native)
-
-
-def online_quantised(launch: Launch) -> bool:
-    """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
-    return launch.d.weights.name == "fp8" and launch.stored in SIXTEEN_BIT
-
-
-def _spec_values(launch: Launch) -> Values:
+def spec_values(engine: str, draft: Draft, drafter: Optional[str]) -> Values:
     """Speculative decoding: JSON for vLLM and TensorRT-LLM, five flags for SGLang."""
-    method, gamma = launch.spec_method, launch.spec_tokens
+    method, gamma = draft.method, draft.tokens
     if not method:
         return {}
-    model = launch.spec_model or (DRAFTER if method in DRAFTERS else "")
+    model = drafter or (DRAFTER if method in DRAFTERS else "")
     algorithm, decoding = SPEC_NAMES[method]
     why = f"{gamma} drafted tokens verified in one step"
-    if launch.engine == "vllm":
+    if engine == "vllm":
         config: Dict[str, Any] = {"method": method, "num_speculative_tokens": gamma}
         config.update({"model": model} if model else {})
         config.update({"prompt_lookup_max": 4} if method == "ngram" else {})
         return {"speculative": (json.dumps(config), why)}
-    if launch.engine == "trtllm":
-        config = {"decoding_type": decoding, "max_draft_len": gamma}
-        if method == "mtp":
-            config = {"decoding_type": decoding, "num_nextn_predict_layers": gamma}
+    if engine == "trtllm":
+        length = "num_nextn_predict_layers" if method == "mtp" else "max_draft_len"
+        config = {"decoding_type": decoding, length: gamma}
         config.update({"speculative_model_dir": model} if model else {})
         return {"speculative": (json.dumps(config), why)} if decoding else {}
     if not algorithm:
@@ -7129,34 +7082,16 @@ def _spec_values(launch: Launch) -> Values:
     return values
 
 
-def _lora_values(launch: Launch) -> Values:
-    """Adapter slots; vLLM takes set ranks only, SGLang wants to know the modules beforehand."""
-    if not launch.lora_rank:
-        return {}
-    rank = launch.lora_rank
-    if launch.engine == "vllm":
-        rank = next((r for r in LORA_RANKS if r >= rank), LORA_RANKS[-1])
-    return {"lora": (_switch(launch), "adapters over one base"),
-            "lora_count": (str(launch.lora_count), "adapters of one batch, resident"),
-            "lora_rank": (str(rank), f"slots sized for rank {rank}"),
-            "lora_modules": ("all", "adapters may touch any matrix")}
-
-
-def _transfer_values(launch: Launch) -> Values:
-    """The KV connector of P/D disaggregation; SGLang's command is the decode server's."""
-    if not launch.disaggregated:
-        return {}
-    connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    value = {"vllm": json.dumps(connector), "sglang": "decode", "trtllm": "DEFAULT"}[launch.engine]
-    return {"kv_transfer": (value, "prompts are prefilled elsewhere, their KV shipped here"),
-            "kv_transfer_backend": ("nixl", "RDMA between the pools")}
+def native_of(d: Deployment) -> str:
+    """The precision of the checkpoint by our name."""
+    return SPELLINGS.get(d.model.native, d.model.native)
 
 
 def launch_notes(launch: Launch) -> List[str]:
     """What a launch command cannot say, or leaves to be filled in."""
-    d, engine, notes = launch.d, launch.engine, []
-    wanted, stored = d.weights.name, launch.stored
-    if online_quantised(launch):
+    d, engine, args, method = launch.d, launch.engine, launch.args, launch.draft.method
+    wanted, stored, notes = d.weights.name, launch.stored, []
+    if launch.online_quantised:
         if engine == "trtllm":
             notes.append(f"TensorRT-LLM loads FP8, it does not make it: name an FP8 checkpoint in "
                          f"place of {launch.model_id}")
@@ -7173,16 +7108,16 @@ def launch_notes(launch: Launch) -> List[str]:
         if d.replicas > 1:
             notes.append(f"one of {d.replicas} replicas: start each, with a router before them")
     missing = [name for name, on in (
-        ("dcp", d.dcp > 1), ("load_format", launch.streamed)) if on and not spelling(engine, name)]
-    if launch.spec_method and "speculative" not in _spec_values(launch):
-        missing.append(f"speculation by {launch.spec_method}")
+        ("dcp", d.dcp > 1), ("load_format", args.storage)) if on and not spelling(engine, name)]
+    if method and not spec_values(engine, launch.draft, args.spec_model):
+        missing.append(f"speculation by {method}")
     if missing:
         notes.append(f"{engine} has no flag for {', '.join(missing)}")
-    if launch.spec_method in DRAFTERS and not launch.spec_model:
-        notes.append(f"{DRAFTER} stands for the {launch.spec_method} drafter: --spec-model")
-    if launch.lora_rank > LORA_RANKS[-1]:
+    if method in DRAFTERS and not args.spec_model:
+        notes.append(f"{DRAFTER} stands for the {method} drafter: --spec-model")
+    if (args.lora_rank or 0) > LORA_RANKS[-1]:
         notes.append(f"vLLM's adapters go up to rank {LORA_RANKS[-1]}")
-    if launch.disaggregated:
+    if args.kv_link:
         notes.append({"vllm": "the same for the prefill and the decode pool, a router before both",
                       "sglang": "this is a decode server; a prefill server takes "
                       "--disaggregation-mode prefill, a router joins them",
@@ -7231,16 +7166,16 @@ def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
     args, plan = case.args, case.plan
     d = one_replica(case)
-    own = settings_of(d, args, plan)
-    held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
-               * d.attention_dp)
+    own, draft = settings_of(d, args, plan), draft_of(d, args)
     slots, chunk = own.max_num_seqs, own.max_num_batched_tokens
     why = {}
     if plan:
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
-               f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
+               f"{plan.in_flight_text} in flight a replica",
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
+        held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
+                   * d.attention_dp)
         slots = min(SEQS_MOST, held - held % 8 or held or 1)
         guess = "" if d.output_tokens else ", assumed: give --input-len and --output-len"
         why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
@@ -7249,20 +7184,13 @@ def launch_of(case: Case) -> Launch:
         slots = slots if args.max_num_seqs else -(-slots // d.attention_dp)
     elif not args.max_num_batched_tokens:
         chunk *= d.attention_dp
-    speculating = {"spec_accept", "spec_accept_len", "spec_method"} & args.given
-    method = args.spec_method or ("mtp" if d.model.mtp_layers else
-                                  "eagle3" if args.spec_cost else "ngram")
     step_s = case.step.step_s if case.batch else math.inf
     return Launch(
-        args.engine, *checkpoint_of(args, d), d, own.util, own.max_model_len, slots,
-        chunk if args.max_num_batched_tokens else max(chunk, slots),
-        prefix_heavy=bool(args.shared_prefix_len),
-        spec_method=method if speculating else "", spec_model=args.spec_model or "",
-        spec_tokens=args.spec_tokens, lora_rank=args.lora_rank or 0, lora_count=args.lora_count,
-        disaggregated=args.kv_link is not None, streamed=args.storage is not None,
-        async_scheduling=step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
-        and (not speculating or method not in ("ngram", "suffix")),
-        why={key: text for key, text in why.items() if key not in args.given})
+        args.engine, *checkpoint_of(args, d), d, args, own, slots,
+        chunk if args.max_num_batched_tokens else max(chunk, slots), draft,
+        step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
+        and draft.method not in ("ngram", "suffix"),
+        {key: text for key, text in why.items() if key not in args.given})
 
 
 def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
@@ -7283,10 +7211,9 @@ def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
 def say_launch(case: Case, answer: Answer) -> None:
     """The command that starts the engine, and for each flag the term it changes."""
     import textwrap
-    launch = launch_of(case)
+    launch, own = launch_of(case), settings_of(case.d, case.args, case.plan)
     flags = launch_flags(launch)
-    lines = launch_command(launch, flags)
-    answer.add("engine.command", "\n".join(lines))
+    command = answer.add("engine.command", "\n".join(launch_command(launch, flags)))
     answer.add("engine.flags", [flag._asdict() for flag in flags])
     notes = answer.add("engine.launch_notes", launch_notes(launch))
     answer.lines.append("")
@@ -7296,27 +7223,25 @@ def say_launch(case: Case, answer: Answer) -> None:
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
-        reason = textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False)
         if len(shown) > width:
             answer.lines.append(f"  {shown}")
             shown = ""
-        answer.lines += [f"  {shown if i == 0 else '':<{width}}  {part}"
-                         for i, part in enumerate(reason)]
-    own = settings_of(case.d, case.args, case.plan)
+        answer.lines += [f"  {'' if i else shown:<{width}}  {part}" for i, part in enumerate(
+            textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False))]
     differing = [f"{spelling(launch.engine, key)} {mine}" for key, mine, theirs in (
-        ("ctx", launch.max_model_len, own.max_model_len),
+        ("ctx", launch.own.max_model_len, own.max_model_len),
         ("max_num_seqs", launch.max_num_seqs, own.max_num_seqs),
         ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
         if mine != theirs]
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    refused = engine_answer(case.d, settings_of(case.d, case.args, case.plan)).refusals
+    refused = engine_answer(case.d, own).refusals
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
-    answer.lines += ["", *"\n".join(lines).split("\n")]
+    answer.lines += ["", *command.split("\n")]
 
 
 # Reading a pasted command.
@@ -7401,9 +7326,16 @@ def pasted_command(text: str) -> Pasted:
     Environment prefixes, docker run, launchers, line continuations, quotes and redirections are
     seen through. Raises UserError when it is no such command, or names no model.
     """
+    import re
     tokens = shell_words(text)
-    engine, version, rest = find_engine(tokens)
-    settings, unknown, stray = read_flags(engine, rest)
+    found = engine_start(tokens)
+    if not found:
+        raise UserError("is no launch command that is known here; paste a vllm serve, python -m "
+                        "sglang.launch_server or trtllm-serve line")
+    engine, start = found
+    tag = re.search(r"(?:vllm-openai|vllm|sglang|release):v?(\d+\.\d+(?:\.\d+)?)",
+                    " ".join(tokens[:start]))  # of a container image
+    settings, unknown, stray = read_flags(engine, tokens[start:])
     model = settings.pop("model", "") or (stray[0] if stray else "")
     unknown += [word for word in stray if word != model]
     if not model:
@@ -7422,7 +7354,7 @@ def pasted_command(text: str) -> Pasted:
              for word in (flag, settings[key])]
     if settings.get("weights") != "fp8":  # which alone may be made at load
         stored = stored or settings.get("weights", "")
-    return Pasted(engine, version, model, resolved, stored, tuple(words), settings,
+    return Pasted(engine, tag[1] if tag else "", model, resolved, stored, tuple(words), settings,
                   tuple(dict.fromkeys(unknown)), gone)
 
 
@@ -7460,19 +7392,6 @@ def engine_start(tokens: Sequence[str]) -> Optional[Tuple[str, int]]:
                 if i + span <= len(tokens) and re.fullmatch(pattern, " ".join(tokens[i:i + span])):
                     return engine, i + span
     return None
-
-
-def find_engine(tokens: Sequence[str]) -> Tuple[str, str, List[str]]:
-    """The engine, its version where a container image tells it, and its arguments."""
-    import re
-    found = engine_start(tokens)
-    if not found:
-        raise UserError("is no launch command that is known here; paste a vllm serve, python -m "
-                        "sglang.launch_server or trtllm-serve line")
-    engine, start = found
-    tag = re.search(r"(?:vllm-openai|vllm|sglang|release):v?(\d+\.\d+(?:\.\d+)?)",
-                    " ".join(tokens[:start]))
-    return engine, tag[1] if tag else "", list(tokens[start:])
 
 
 def setting_names(engine: str) -> Dict[str, str]:
@@ -7655,27 +7574,18 @@ class Advice(NamedTuple):
     reason: str
 
 
-def changes_to(case: Case, pasted: Pasted) -> List[Advice]:
-    """What a pasted deployment would change, each with the term that moves."""
-    return [*memory_changes(case, pasted), *layout_changes(case, pasted),
-            *step_changes(case, pasted)]
-
-
 UNSET_UTIL = {"vllm": "the default moved between versions (0.90, then 0.92)",
               "sglang": "the default is derived from the GPU, TP and chunk"}
 
 
 def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of the memory budget: util, context, KV width, batch slots."""
-    d, args, had = case.d, case.args, pasted.settings
-
-    def flag(key: str) -> str:
-        return spelling(pasted.engine, key)
-
+    d, args, had, flag = case.d, case.args, pasted.settings, partial(spelling, pasted.engine)
     if not had.get("util") and pasted.engine in UNSET_UTIL:
         yield Advice(flag("util"), None, f"{d.util:g}", f"util: not set, and "
                      f"{UNSET_UTIL[pasted.engine]}; this answer takes {d.util:g}, write it out")
-    need = needed_context(case)
+    need = (longest_request(args.input_len, args.output_len)
+            if args.input_len and args.output_len else None)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
         yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one "
@@ -7690,9 +7600,7 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
         yield Advice(flag("ctx"), had["ctx"], str(need), "max context: the p99.9 of input + output "
                      f"is {count(need)}; a longer one lets a stray request take the KV of "
                      f"{figure(d.ctx_tokens / need, 2)} such")
-    average = sequence_bytes(d, d.history_tokens)
-    held = int(max(0.0, case.memory.pool_bytes) / average * d.attention_dp)
-    wanted = wanted_in_flight(case)
+    held, wanted = int(case.average_seqs), wanted_in_flight(case)
     ranks = 1 if pasted.engine == "sglang" else d.attention_dp
     slots = args.max_num_seqs * ranks if "max_num_seqs" in args.given else None
     if slots and held and slots > held * 1.1:
@@ -7717,46 +7625,34 @@ def wanted_in_flight(case: Case) -> int:
     return case.d.asked or (math.ceil(planned.batch) if planned else 0)
 
 
-def needed_context(case: Case) -> Optional[int]:
-    """The p99.9 of input + output where lengths are known, up to a multiple of 1,024 [tokens]."""
-    args = case.args
-    if args.input_len is None or args.output_len is None:
-        return None
-    return rounded_up(args.input_len.quantile(0.999) + args.output_len.quantile(0.999), KIB)
-
-
 def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of parallelism and weights: less TP and more replicas, narrower weights, DP attention."""
-    d, engine = case.d, pasted.engine
+    d, plan, engine, flag = case.d, case.plan, pasted.engine, partial(spelling, pasted.engine)
     wanted = wanted_in_flight(case)
     fewer = [d._replace(tp=n) for n in fitting_tp(d.model) if n < d.tp and not n % d.dcp]
     for other in fewer if wanted and d.ep <= 1 else ():
-        pool = memory_of(other).pool_bytes
-        if pool < sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN:
-            continue
-        if case.plan and plan_of(other, case.plan.load, case.cal, engine).replicas != \
-                case.plan.replicas:
+        needed = sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN
+        if memory_of(other).pool_bytes < needed or (plan and plan_of(
+                other, plan.load, case.cal, engine).replicas != plan.replicas):
             continue
         now, then = (expected_step_s(x, wanted, case.cal) for x in (d, other))
-        yield Advice(spelling(engine, "tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
+        yield Advice(flag("tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
                      f"flight fit {other.replica_gpus} GPU{'s' * (other.replica_gpus > 1)} a "
                      f"replica in place of {d.replica_gpus}; a decode step takes "
                      f"{in_ms(then)} ms in place of {in_ms(now)} (expected)")
         break
     if d.weights.bytes >= 2 and "fp8" in d.gpu.flop_s and native_of(d) in SIXTEEN_BIT:
         fp8 = d._replace(weight_bytes=d.weight_bytes / 2)
-        yield Advice(spelling(engine, "weights") or "an FP8 checkpoint", d.weights.name, "fp8",
+        yield Advice(flag("weights") or "an FP8 checkpoint", d.weights.name, "fp8",
                      f"b for weights: a step reads half of {figure(weights_bytes_per_gpu(d) / GIB)}"
                      f" GiB, and {sequences_text(memory_of(fp8).max_seqs)} sequences fit in place "
                      f"of {sequences_text(case.memory.max_seqs)}, after an accuracy check")
     wide = d._replace(tp=1, dp=d.tp * d.dp, ep=d.tp * d.dp)
-    if d.tp > 1 and d.ep <= d.tp and d.model.experts and any(
-            c.kind == "mla" for c in d.model.caches) and memory_of(wide).max_seqs > max(
-                1.0, case.memory.max_seqs):
-        values = _layout_values(launch_of(case)._replace(d=wide))
-        flags = " ".join(f"{spelling(engine, key)} {value[0]}".strip()
-                         for key, value in values.items() if spelling(engine, key))
-        yield Advice(spelling(engine, "tp"), str(d.tp), flags, "KV/N, in one move: the MLA latent "
+    if d.tp > 1 and d.ep <= d.tp and d.model.experts and d.model.latent and memory_of(
+            wide).max_seqs > max(1.0, case.memory.max_seqs):
+        flags = " ".join(f"{flag(key)} {value}".strip()
+                         for key, (value, _) in layout_values(engine, wide).items() if flag(key))
+        yield Advice(flag("tp"), str(d.tp), flags, "KV/N, in one move: the MLA latent "
                      "is whole on each TP rank, DP attention keeps each once: "
                      f"{sequences_text(memory_of(wide).max_seqs)} sequences of "
                      f"{count(d.ctx_tokens)} in place of {sequences_text(case.memory.max_seqs)}")
@@ -7764,49 +7660,45 @@ def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
 
 def step_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of the step: prefix caching, CUDA graphs, chunking, a budget too large, metrics."""
-    d, had, engine = case.d, pasted.settings, pasted.engine
-
-    def given(key: str) -> str:
-        return spelling(engine, key)
-
-    if "no_prefix_caching" in had:
-        yield Advice(given("no_prefix_caching"), "on", None, "prefix reuse: every shared prefix is "
-                     f"prefilled again, {figure(prefill_seconds(d, 1000) / MS)} ms per 1,000 tokens"
-                     " at the bound; right for clean benchmarks alone")
-    if "eager" in had:
-        yield Advice(given("eager"), "on", None, "t_overhead: without CUDA graphs each kernel of "
-                     f"{d.model.layers} layers is launched from the CPU in every step")
-    if "no_async_scheduling" in had:
-        yield Advice(given("no_async_scheduling"), "on", None, "CPU overhead: the GPU waits while "
-                     "the next step is scheduled")
-    if "no_chunked_prefill" in had:
-        yield Advice(given("no_chunked_prefill") or given("max_num_batched_tokens"), "off", "8192",
-                     "prefill mixing: a prompt in one piece holds every stream up for "
-                     f"{figure(prefill_seconds(d, d.ctx_tokens, TYPICAL_MFU) / MS)} ms at ctx "
-                     f"{count(d.ctx_tokens)}")
+    d, had, flag = case.d, pasted.settings, partial(spelling, pasted.engine)
     budget = case.args.max_num_batched_tokens or 0
+
+    def stall(tokens: int) -> str:
+        return figure(prefill_seconds(d, tokens, TYPICAL_MFU) / MS)
+
+    switches = (
+        ("no_prefix_caching", "prefix reuse: every shared prefix is prefilled again, "
+         f"{figure(prefill_seconds(d, 1000) / MS)} ms per 1,000 tokens at the bound; right for "
+         "clean benchmarks alone"),
+        ("eager", f"t_overhead: without CUDA graphs each kernel of {d.model.layers} layers is "
+         "launched from the CPU in every step"),
+        ("no_async_scheduling", "CPU overhead: the GPU waits while the next step is scheduled"))
+    for key, reason in switches:
+        if key in had:
+            yield Advice(flag(key), "on", None, reason)
+    if "no_chunked_prefill" in had:
+        yield Advice(flag("no_chunked_prefill") or flag("max_num_batched_tokens"), "off", "8192",
+                     "prefill mixing: a prompt in one piece holds every stream up for "
+                     f"{stall(d.ctx_tokens)} ms at ctx {count(d.ctx_tokens)}")
     if budget > 8192 and "max_num_batched_tokens" in had:
-        yield Advice(given("max_num_batched_tokens"), str(budget), "8192", "tokens per step: a "
-                     "step full of prefill holds every stream up for "
-                     f"{figure(prefill_seconds(d, budget, TYPICAL_MFU) / MS)} ms at 50% MFU; right "
-                     "for offline batches alone")
-    if engine == "sglang" and "metrics" not in had:
-        yield Advice(given("metrics"), None, "on", "nothing of the step: autoscaling and alerts "
+        yield Advice(flag("max_num_batched_tokens"), str(budget), "8192", "tokens per step: a "
+                     f"step full of prefill holds every stream up for {stall(budget)} ms at 50% "
+                     "MFU; right for offline batches alone")
+    if pasted.engine == "sglang" and "metrics" not in had:
+        yield Advice(flag("metrics"), None, "on", "nothing of the step: autoscaling and alerts "
                      "have nothing to read without it")
-    for flag in pasted.gone:
-        yield Advice(flag, "set", None, f"the engine no longer has it and refuses it: {GONE[flag]}")
+    for name in pasted.gone:
+        yield Advice(name, "set", None, f"the engine no longer has it and refuses it: {GONE[name]}")
 
 
 def say_inherited(case: Case, answer: Answer) -> None:
     """What was read from the pasted command, and what it would change and why."""
     pasted = getattr(case.args, "from")
-    changes = changes_to(case, pasted)
-    key = "inherited."
-    for name, value in (("engine", pasted.engine), ("model", pasted.model),
-                        ("read_as", pasted.resolved), ("flags", " ".join(pasted.words)),
-                        ("not_understood", list(pasted.unknown)),
-                        ("changes", [change._asdict() for change in changes])):
-        answer.add(key + name, value)
+    changes = [*memory_changes(case, pasted), *layout_changes(case, pasted),
+               *step_changes(case, pasted)]
+    answer.inputs("inherited.", engine=pasted.engine, model=pasted.model, read_as=pasted.resolved,
+                  flags=" ".join(pasted.words), not_understood=list(pasted.unknown),
+                  changes=[change._asdict() for change in changes])
     answer.lines.append("")
     same = "" if pasted.model == pasted.resolved else f", sized as {pasted.resolved}"
     answer.say("INHERITED", f"{pasted.engine} {pasted.model}{same}: "
@@ -7822,27 +7714,15 @@ def say_inherited(case: Case, answer: Answer) -> None:
         answer.say("" if i else "CHANGE", f"{flag}: {move}; {reason}")
 
 
-class Section(NamedTuple):
-    """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
-
-    flags: str
-    say: Callable[[Case, Answer], None]
-
-
-SECTIONS = (
-    Section("", say_search), Section("", say_model), Section("", say_memory),
-    Section("", say_roofline),
-    Section("", say_stream), Section("", say_prefill), Section("", say_decode),
-    Section("", say_comm), Section("", say_layout), Section("", say_expected),
-    Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
-    Section("gpu_price", say_cost), Section("storage", say_cold_start),
-    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
-    Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
-    Section("", say_binds), Section("", say_plan), Section("from", say_inherited),
-    Section("measured", say_measured),
-    Section("autoscale", say_autoscale), Section("defend", say_defend),
-    Section("engine", say_launch),
-)
+SECTIONS: Tuple[Tuple[str, Callable[[Case, Answer], None]], ...] = (  # '' = always there
+    ("", say_search), ("", say_model), ("", say_memory), ("", say_roofline), ("", say_stream),
+    ("", say_prefill), ("", say_decode), ("", say_comm), ("", say_layout), ("", say_expected),
+    ("spec_accept spec_accept_len", say_speculative), ("lora_rank", say_lora),
+    ("gpu_price", say_cost), ("storage", say_cold_start), ("kv_link", say_kv_transfer),
+    ("rho", say_queueing), ("save", say_save), ("startup_log", say_startup_log),
+    ("engine startup_log", say_engine), ("", say_binds), ("", say_plan), ("from", say_inherited),
+    ("measured", say_measured), ("autoscale", say_autoscale), ("defend", say_defend),
+    ("engine", say_launch))
 
 
 def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
@@ -7853,19 +7733,19 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
         raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
                         f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
                         "another model")
-    searched = load and not args.measured and "tp" not in args.given
+    searched = load is not None and not args.measured and "tp" not in args.given
     if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
     cal = calibration_of(d, engine, tables)
-    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=bool(searched),
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=searched,
                                      plan=load and plan_of(d, load, cal, engine))
     answer = Answer(case.facts)
-    for section in SECTIONS:
-        asked = [getattr(args, name) for name in section.flags.split()]
+    for flags, say in SECTIONS:
+        asked = [getattr(args, name) for name in flags.split()]
         if not asked or any(value is not None and value is not False for value in asked):
-            section.say(case, answer)
+            say(case, answer)
     return answer
 
 
