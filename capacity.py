@@ -29,7 +29,7 @@ import json
 import math
 import os
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import (
     Any,
     Callable,
@@ -265,19 +265,57 @@ class Step(NamedTuple):
     source: str
 
 
+class Column(NamedTuple):
+    """One column of a table: the row's field, its head with the unit, how a value is shown."""
+
+    key: str
+    head: str
+    show: Callable[[Any], str]
+
+
+def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> List[str]:
+    """Rows as right-aligned lines under their heads; what is absent shows as '-'."""
+    cells = [[c.head for c in columns]]
+    for row in rows:
+        cells.append(["-" if row.get(c.key) is None else c.show(row[c.key]) for c in columns])
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join(map(str.rjust, line, widths)) for line in cells]
+
+
+ARITHMETIC: Dict[str, Any] = {"__builtins__": {"max": max, "min": min, "round": round}}
+
+
 class Answer:
     """The steps and the screen lines of an answer, in the order they were found."""
 
-    def __init__(self) -> None:
-        """An empty answer."""
+    def __init__(self, facts: Mapping[str, float]) -> None:
+        """An empty answer; `facts` are what formulas may call by name."""
         self.steps: List[Step] = []
         self.lines: List[str] = []
+        self.known: Dict[str, Any] = dict(facts)
 
     def add(self, key: str, value: Any, unit: str = "", formula: str = "", source: str = "",
             **numbers: float) -> Any:
-        """Record one step and hand its value on. A test evaluates `formula` over `numbers`."""
-        self.steps.append(Step(key, value, unit, formula, numbers, source))
+        """Record one step and hand its value on. A test evaluates `formula` over its numbers.
+
+        A name that is not among `numbers` is that of an earlier step, by the last part of its key,
+        or of a fact.
+        """
+        known = {**self.known, **numbers} if formula else {}
+        self.steps.append(Step(key, value, unit, formula, known, source))
+        if isinstance(value, (int, float)):
+            self.known[key.rpartition(".")[2]] = value
         return value
+
+    def work(self, key: str, unit: str, formula: str, source: str, **numbers: float) -> Any:
+        """Record the step whose value is that of its formula, and hand the value on."""
+        value = eval(formula, dict(ARITHMETIC), {**self.known, **numbers})
+        return self.add(key, value, unit, formula, source, **numbers)
+
+    def inputs(self, prefix: str, **values: Any) -> None:
+        """Record values that come from nowhere else, each under its name."""
+        for name, value in values.items():
+            self.add(prefix + name, value)
 
     def say(self, label: str, *lines: str) -> None:
         """One labelled paragraph of the screen, wrapped to its width."""
@@ -287,6 +325,10 @@ class Answer:
         for i, line in enumerate(wrapped):
             self.lines.append(f"{label if i == 0 else '':<12} {line}")
 
+    def table(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+        """A table on the screen, indented."""
+        self.lines.extend("  " + line for line in render_table(columns, rows))
+
     def json(self) -> Dict[str, Any]:
         """The steps as nested objects in SI units; an infinite or unknown number is null."""
         tree: Dict[str, Any] = {}
@@ -295,10 +337,8 @@ class Answer:
             place = tree
             for parent in parents:
                 place = place.setdefault(parent, {})
-            value = step.value
-            if isinstance(value, float) and not abs(value) < float("inf"):
-                value = None
-            place[leaf] = value
+            infinite = isinstance(step.value, float) and not abs(step.value) < float("inf")
+            place[leaf] = None if infinite else step.value
         return tree
 
     def explain(self) -> str:
@@ -329,23 +369,6 @@ def _put_in(formula: str, numbers: Mapping[str, float]) -> str:
         return f"{value:.0f}" if value == int(value) else f"{value:.10g}"
 
     return re.sub(r"[a-zA-Z_]\w*", shown, formula)
-
-
-class Column(NamedTuple):
-    """One column of a table: the row's field, its head with the unit, how a value is shown."""
-
-    key: str
-    head: str
-    show: Callable[[Any], str]
-
-
-def render_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> List[str]:
-    """Rows as right-aligned lines under their heads; what is absent shows as '-'."""
-    cells = [[c.head for c in columns]]
-    for row in rows:
-        cells.append(["-" if row.get(c.key) is None else c.show(row[c.key]) for c in columns])
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(map(str.rjust, line, widths)) for line in cells]
 
 
 # ---- 3. Models ---------------------------------------------------------------------------------
@@ -428,6 +451,11 @@ class Model(NamedTuple):
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
     quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
+
+    @property
+    def latent(self) -> int:
+        """Elements of an MLA latent, for each token and layer; 0 where there is none."""
+        return next((cache.elements for cache in self.caches if cache.kind == "mla"), 0)
 
 
 DEFAULTS: Row = {
@@ -2384,9 +2412,8 @@ def stage_layers(layers: int, pp: int) -> List[range]:
 
 def _one_stage(d: Deployment, quant: Quant, stage: int) -> RankWeights:
     model, layers = d.model, stage_layers(d.model.layers, d.pp)[stage]
-    kv_ranks = min(d.tp, max(kv_heads_of(model), default=1))
     padded = -(-model.vocab // VOCAB_PAD) * VOCAB_PAD / max(1, model.vocab)
-    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks, "vocab": padded / d.tp, "none": 1.0,
+    share = {"tp": 1 / d.tp, "kv": 1 / kv_ranks(d), "vocab": padded / d.tp, "none": 1.0,
              "expert": fullest_expert_share(d)}
     vision = model.vision_params * quant.plain_bytes / d.tp if stage == 0 else 0
     dense, expert, unread = float(vision), 0.0, float(vision)
@@ -2519,7 +2546,6 @@ class Settings(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     util: float  # share of memory, in the engine's own sense
-    prefix_caching: bool
     block_tokens: int
     asked: Asked
 
@@ -2527,11 +2553,6 @@ class Settings(NamedTuple):
     def draft(self) -> Draft:
         """Speculative decoding."""
         return self.asked.draft
-
-    @property
-    def legacy(self) -> bool:
-        """vLLM's first engine (V0), whose profiling run was another."""
-        return self.engine == "vllm" and () < self.version < (0, 8)
 
     @property
     def in_flight_tokens(self) -> int:
@@ -2565,10 +2586,11 @@ def settings_of(d: Deployment, args: Any, plan: Optional[Plan] = None) -> Settin
 def engine_settings(d: Deployment, asked: Asked) -> Settings:
     """What was asked for, with the engine's own defaults for this GPU where nothing was.
 
-    Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
+    TensorRT-LLM's share is of what weights, adapters and reserve leave, and keeps the budget's KV
+    pool. Source: vLLM engine/arg_utils.py, get_batch_defaults; SGLang arg_groups/memory_hook.py.
     """
     engine, version, longest = asked.engine, asked.version, asked.max_model_len
-    memory, a100 = d.gpu.torch_bytes / GIB, d.gpu.name.startswith("a100")
+    memory = d.gpu.torch_bytes / GIB
     old = () < version < (0, 8)
     util = asked.util or d.util
     if engine == "sglang":
@@ -2578,24 +2600,16 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
     elif old:
         tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
-        large = memory >= 70 and not a100
+        large = memory >= 70 and not d.gpu.name.startswith("a100")
         tokens = 16384 if memory >= 160 else 8192 if large else 2048
         seqs = 1024 if large else 256
     if engine == "trtllm":
-        util = trtllm_fraction(d._replace(util=util))
-    latent = any(cache.kind == "mla" for cache in d.model.caches)
+        m = memory_of(d._replace(util=util))
+        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+        util = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+    block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
-                    asked.max_num_batched_tokens or tokens, util, True,
-                    64 if latent and engine == "vllm" and not old else BLOCK_TOKENS[engine], asked)
-
-
-def trtllm_fraction(d: Deployment) -> float:
-    """TensorRT-LLM's free_gpu_memory_fraction [share] that keeps the budget's KV pool: that pool
-    over all that weights, adapters and reserve leave.
-    """
-    m = memory_of(d)
-    free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
-    return min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
+                    asked.max_num_batched_tokens or tokens, util, block, asked)
 
 
 def draft_of(d: Deployment, args: Any) -> Draft:
@@ -2751,13 +2765,13 @@ def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
     m, tokens = d.model, s.max_num_batched_tokens
     if not m.tensors:
         return d.reserve_bytes  # a model by hand: the budget's own reserve
-    wide = max((t.d_out for t in m.tensors if t.name.endswith("up_proj") and t.split == "tp"),
-               default=4 * m.hidden)
-    expert = max((t.d_out for t in m.tensors if t.split == "expert" and t.d_in
-                  and t.name.endswith("up_proj")), default=0)
+    up = [t for t in m.tensors if t.name.endswith("up_proj")]
+    wide = max((t.d_out for t in up if t.split == "tp"), default=4 * m.hidden)
+    expert = max((t.d_out for t in up if t.split == "expert"), default=0)
     routed = m.top_k * (max(2 * expert / d.tp, m.hidden) + expert / d.tp) if expert else 0.0
     forward = tokens * ACTIVATION_BYTES * (3 * m.hidden + max(3 * wide / d.tp, routed))
-    if s.legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
+    legacy = s.engine == "vllm" and () < s.version < (0, 8)
+    if legacy and s.max_model_len > CHUNKED_FROM_TOKENS:
         return forward
     sampler = (sampler_bytes * min(s.max_num_seqs, tokens) * m.vocab
                + tokens * m.hidden * ACTIVATION_BYTES)
@@ -2777,14 +2791,12 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
     of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
     """
-    weights = stage_weights(d)[stage]
-    layers = stage_layers(d.model.layers, d.pp)[stage]
-    extra = d.adapter_bytes / d.tp * len(layers) / d.model.layers
-    heads = [c for c in d.model.caches if c.kind in (*KV_HEAD_KINDS, "mla")]
-    latent = [t for t in d.model.tensors if t.name.endswith("kv_b_proj")]
-    if heads and d.model.tensors:
-        rotary = min(128, d.model.head_dim) if latent else d.model.head_dim
-        extra += d.model.max_len * (64 if latent else rotary) * ACTIVATION_BYTES
+    m, weights = d.model, stage_weights(d)[stage]
+    layers = stage_layers(m.layers, d.pp)[stage]
+    extra = d.adapter_bytes / d.tp * len(layers) / m.layers
+    latent = [t for t in m.tensors if t.name.endswith("kv_b_proj")]
+    if m.tensors and any(c.kind in (*KV_HEAD_KINDS, "mla") for c in m.caches):
+        extra += m.max_len * (64 if latent else m.head_dim) * ACTIVATION_BYTES
     extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
                  for t in latent)
     expert = weights.expert_bytes * mxfp4_padding(d)
@@ -2823,13 +2835,11 @@ def unsplit_bytes(d: Deployment, layers: Iterable[int]) -> float:
     sizes: Dict[Tuple[str, FrozenSet[int]], float] = {}
     if quant is None:
         return 0.0
-    kv_ranks = min(d.tp, max(kv_heads_of(d.model), default=1))
     for t, where, each, label in stored_weights(d.model.tensors, quant):
         if t.d_in and label == quant.plain and t.split in ("tp", "kv", "expert"):
             start, _, last = t.name.rpartition(".")
             key = (start + MERGED.get(last, last), where)
-            ranks = kv_ranks if t.split == "kv" else d.tp
-            sizes[key] = sizes.get(key, 0.0) + each / ranks
+            sizes[key] = sizes.get(key, 0.0) + each / (kv_ranks(d) if t.split == "kv" else d.tp)
     chosen, total = set(layers), 0.0
     for (_, where), size in sizes.items():
         left = -size % (2 * MIB)
@@ -2907,7 +2917,7 @@ def request_blocks(groups: Iterable[Group], tokens: int, d: Deployment, s: Setti
     total = 0
     for g in groups:
         if g.kind == "state":
-            need = (2 if s.prefix_caching and s.since(0, 28) else 1) + s.draft.tokens
+            need = (2 if s.since(0, 28) else 1) + s.draft.tokens
         elif g.kind == "sliding":
             need = -(-min(g.window - 1 + s.in_flight_tokens, tokens) // g.block_tokens) + 1
         elif g.kind == "chunked":
@@ -2983,8 +2993,7 @@ def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_
         return {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81}.get(d.tp, 0.79)
     mib = d.gpu.memory_bytes / MIB
     reserved = 512 + 1.5 * max(prefill_tokens, 2048) + d.tp * d.pp / 8 * 1024 + 2 * graph_seqs
-    if any(c.kind == "mla" for c in d.model.caches):
-        reserved += 1536
+    reserved += 1536 if d.model.latent else 0
     if mib > 60 * KIB:
         reserved = max(reserved, 10240)
     return round((mib - reserved) / mib, 3)
@@ -3008,11 +3017,11 @@ def sglang_tokens(d: Deployment, available: float) -> int:
 
     Sliding layers hold 0.8 of the tokens of full ones; recurrent states take 0.9/1.9 of the pool.
     """
-    share = d.stage_share
     cell = 0.0
     for c in d.model.caches:
         if not c.state_bytes:
-            cell += c.layers * share * token_page_bytes(c, d) * (SWA_RATIO if c.window else 1)
+            cell += c.layers * d.stage_share * token_page_bytes(c, d) * (
+                SWA_RATIO if c.window else 1)
     if any(c.state_bytes for c in d.model.caches):
         available /= 1 + STATE_RATIO
     return max(0, int(available // cell)) if cell else 0
@@ -3041,36 +3050,27 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
 
     SGLang and TensorRT-LLM start with a pool under one request; the request is what they refuse.
     """
-    room = room_refusal(s, found)
-    if s.engine != "vllm":
-        return room
-    m, memory, pool, refused = d.model, found.memory, found.pool, shard_refusals(d)
-    if m.max_len and s.max_model_len > m.max_len:
-        refused.append(Refusal("length", f"max_model_len {count(s.max_model_len)} is past the "
-                               f"model's {count(m.max_len)}"))
-    if s.max_num_seqs > s.max_num_batched_tokens:
-        refused.append(Refusal("batch", f"max_num_batched_tokens {s.max_num_batched_tokens} is "
-                               f"under max_num_seqs {s.max_num_seqs}"))
-    if memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB:
-        refused.append(Refusal("share", "free memory is less than the utilisation asks for"))
-    refused += room
-    if pool and any(g.kind == "state" for g in pool.groups) and 0 < pool.blocks < s.max_num_seqs:
-        refused.append(Refusal("states", f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks} "
-                               "state blocks"))
-    return refused
-
-
-def room_refusal(s: Settings, found: EngineAnswer) -> List[Refusal]:
-    """Whether the pool is empty, or under one request of max_model_len."""
-    memory, pool = found.memory, found.pool
-    if memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens:
-        needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
-        return [Refusal("room", f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
-                        "to weights, activations and buffers")]
-    short = (pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1)
-    held = "" if s.engine == "vllm" else f" the pool of {count(found.tokens)}"
-    return [Refusal("room", f"one request of {count(s.max_model_len)} tokens does not fit{held}")
-            ] if short else []
+    m, memory, pool, vllm = d.model, found.memory, found.pool, s.engine == "vllm"
+    short = pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1
+    empty = memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens
+    needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+    held = "" if vllm else f" the pool of {count(found.tokens)}"
+    reasons = (
+        ("length", vllm and 0 < m.max_len < s.max_model_len,
+         f"max_model_len {count(s.max_model_len)} is past the model's {count(m.max_len)}"),
+        ("batch", vllm and s.max_num_seqs > s.max_num_batched_tokens, "max_num_batched_tokens "
+         f"{s.max_num_batched_tokens} is under max_num_seqs {s.max_num_seqs}"),
+        ("share", vllm and memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB,
+         "free memory is less than the utilisation asks for"),
+        ("room", empty, f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
+         "to weights, activations and buffers"),
+        ("room", short and not empty,
+         f"one request of {count(s.max_model_len)} tokens does not fit{held}"),
+        ("states", pool and any(g.kind == "state" for g in pool.groups)
+         and 0 < pool.blocks < s.max_num_seqs,
+         f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks if pool else 0} state blocks"))
+    return (shard_refusals(d) if vllm else []) + [
+        Refusal(kind, what) for kind, holds, what in reasons if holds]
 
 
 CONTEXT_GIB = 0.5  # what a process takes of a GPU before vLLM looks how much is free
@@ -3125,27 +3125,22 @@ def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
     return Way(f"{flag} {int(value)}", d, Asked(**{**asked._asdict(), field: int(value)}))
 
 
-def _moved(d: Deployment, s: Settings, tp: int, pp: int, whole: bool = False) -> Optional[Way]:
-    """The deployment on other GPUs, experts `whole` on each or as they are; None if it cannot."""
-    every = d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
-    other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
-    try:
-        check_layout(other)
-    except UserError:
-        return None
-    names = CURE_FLAGS[s.engine]
-    words = [f"{names['tp']} {tp}"] * (tp != d.tp) + [f"{names['pp']} {pp}"] * (pp != d.pp)
-    return Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
-
-
 def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
     """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    names, every = CURE_FLAGS[s.engine], d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
     wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
     for tp, pp in sizes:
         for whole in wholes:
-            way = _moved(d, s, tp, pp, whole) if whole or (tp, pp) != (d.tp, d.pp) else None
-            if way and (tp > 1 or not whole):
-                yield way
+            if tp == 1 if whole else (tp, pp) == (d.tp, d.pp):
+                continue
+            other = d._replace(tp=tp, pp=pp, ep=tp * d.pcp * d.dp if whole or every else d.ep)
+            words = [f"{names[key]} {size}" for key, size, now in (
+                ("tp", tp, d.tp), ("pp", pp, d.pp)) if size != now]
+            try:
+                check_layout(other)
+            except UserError:
+                continue
+            yield Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
 
 
 def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3219,36 +3214,30 @@ ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
 
 
 def shard_refusals(d: Deployment) -> List[Refusal]:
-    """The first quantised matrix whose TP shard is no whole number of scale blocks or groups.
+    """The first quantised matrix that TP cuts within a block or group of its scales.
 
-    Source: vLLM quantization/fp8.py, awq.py, gptq.py: input and output sizes of a partition.
+    MXFP4 experts that the engine pads are never cut so. Source: vLLM quantization/fp8.py, awq.py,
+    gptq.py: input and output sizes of a partition.
     """
     quant = stored_as(d)
     for _, scheme in quant.rules if quant and d.tp > 1 else ():
-        odd = odd_shard(d, quant, scheme) if quant else ""
-        if odd:
-            return [Refusal("shard", f"{scheme.label} scales do not divide {odd} over TP={d.tp}")]
+        padded = scheme.label == "mxfp4" and pads_experts(d)
+        for t, _, _, label in stored_weights(d.model.tensors, quant) if quant else ():
+            if padded or label != scheme.label or t.split not in ("tp", "kv", "expert") or (
+                    t.split == "expert" and d.ep > 1):
+                continue
+            ranks = kv_ranks(d) if t.split == "kv" else d.tp
+            row = t.name.endswith(ROW_PARALLEL)
+            size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
+            if unit > 1 and (size % ranks or size // ranks % unit):
+                return [Refusal("shard", f"{scheme.label} scales do not divide {t.name} over "
+                                f"TP={d.tp}")]
     return []
 
 
-def odd_shard(d: Deployment, quant: Quant, scheme: Scheme) -> str:
-    """The first matrix of this scheme that TP cuts within a scale's block, or ''.
-
-    MXFP4 experts that the engine pads are never cut so.
-    """
-    if scheme.label == "mxfp4" and pads_experts(d):
-        return ""
-    for t, _, _, label in stored_weights(d.model.tensors, quant):
-        if label != scheme.label or t.split not in ("tp", "kv", "expert"):
-            continue
-        if t.split == "expert" and d.ep > 1:
-            continue
-        ranks = min(d.tp, max(kv_heads_of(d.model), default=1)) if t.split == "kv" else d.tp
-        row = t.name.endswith(ROW_PARALLEL)
-        size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
-        if unit > 1 and (size % ranks or size // ranks % unit):
-            return t.name
-    return ""
+def kv_ranks(d: Deployment) -> int:
+    """TP ranks that hold KV heads of their own; past these they are copies."""
+    return min(d.tp, max(kv_heads_of(d.model), default=1))
 
 
 # A pasted log: what it says, whatever the version's wording. The worst rank counts.
@@ -3381,45 +3370,38 @@ class Logged(NamedTuple):
     weights_bytes: Optional[float] = None
 
 
-def engine_answer(d: Deployment, s: Settings, reserve: Optional[float] = None,
-                  weights: Optional[float] = None) -> EngineAnswer:
-    """What the engine will log; with the reserve and weights of a log, where there is one [B]."""
-    logged = Logged(reserve, weights)
+def engine_answer(d: Deployment, s: Settings, logged: Optional[Logged] = None) -> EngineAnswer:
+    """What the engine will log; with the reserve and weights of a log, where there is one."""
+    logged = logged or Logged()
     found = reckon(d, s, logged)
     return found._replace(refusals=[r._replace(cure=cure_of(r, d, found, logged))
                                     for r in found.refusals])
 
 
 def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
-    """As engine_answer; its refusals have no cures."""
-    stages = engine_stages(d, s, *logged)
+    """As engine_answer; its refusals have no cures. The band holds nine of ten logs."""
+    stages = engine_stages(d, s, logged)
     memory = min(stages, key=lambda stage: stage.available_bytes)
-    available = memory.available_bytes
-    pool = None
+    left, reserve, pool = memory.available_bytes, memory.reserve_bytes, None
     if s.engine == "vllm" and any(c.every > 1 for c in d.model.caches):
-        concurrency = max(0.0, available) / packed_request_bytes(d, s)
+        concurrency = max(0.0, left) / packed_request_bytes(d, s)
         tokens = int(concurrency * s.max_model_len)
     elif s.engine == "vllm":
         pool = vllm_pool(d, s, [stage.available_bytes for stage in stages])
         tokens, concurrency = vllm_tokens(pool, d, s), pool.concurrency
     else:
-        tokens = sglang_tokens(drafting(d, s), available)
+        tokens = sglang_tokens(drafting(d, s), left)
         tokens -= tokens % s.block_tokens
         concurrency = tokens / s.max_model_len
-    low, high = available_band(s, memory, logged.reserve_bytes is not None)
+    if logged.reserve_bytes is not None or s.engine != "vllm":
+        part = POOL_BAND[s.engine if logged.reserve_bytes is None else "logged"]
+        low, high = left - abs(left) * part, left + abs(left) * part
+    else:
+        less, more = RESERVE_BAND[bool(s.version)]
+        load = memory.weights_bytes * 0.005
+        low, high = left - reserve * more - load, left + reserve * less + load
     found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
     return found._replace(refusals=refusals_of(d, s, found))
-
-
-def available_band(s: Settings, memory: EngineMemory, logged: bool) -> Tuple[float, float]:
-    """Where the available KV memory falls in nine of ten logs [B]."""
-    left = memory.available_bytes
-    if logged or s.engine != "vllm":
-        spread = abs(left) * POOL_BAND["logged" if logged else s.engine]
-        return left - spread, left + spread
-    less, more = RESERVE_BAND[bool(s.version)]
-    load = memory.weights_bytes * 0.005
-    return left - memory.reserve_bytes * more - load, left + memory.reserve_bytes * less + load
 
 
 POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
@@ -3428,16 +3410,15 @@ POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the
 RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
 
 
-def engine_stages(d: Deployment, s: Settings, reserve: Optional[float],
-                  weights: Optional[float]) -> List[EngineMemory]:
+def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemory]:
     """The engine's memory on each pipeline stage, with what a log states put over it."""
     stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
               else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
-    if weights is not None:
-        stages = [m._replace(weights_bytes=weights) for m in stages]
-    if reserve is not None:
-        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0, other_bytes=reserve)
-                  for m in stages]
+    if logged.weights_bytes is not None:
+        stages = [m._replace(weights_bytes=logged.weights_bytes) for m in stages]
+    if logged.reserve_bytes is not None:
+        stages = [m._replace(activation_bytes=0.0, graphs_bytes=0.0,
+                             other_bytes=logged.reserve_bytes) for m in stages]
     return stages
 
 
@@ -3889,14 +3870,15 @@ class Load(NamedTuple):
     given_chunk: Optional[int]  # --max-num-batched-tokens
 
     @property
+    def slos(self) -> Dict[str, float]:
+        """Those SLOs that were asked for, by name [s]."""
+        every = {name: getattr(self, f"slo_{name}_s") for name in SLOS}
+        return {name: slo_s for name, slo_s in every.items() if slo_s < math.inf}
+
+    @property
     def slots(self) -> int:
         """Most that may run at once."""
         return self.given_seqs or SEQS_MOST
-
-    @property
-    def fresh_tokens(self) -> float:
-        """Mean prompt tokens that no prefix cache holds."""
-        return max(1.0, self.input_len.mean - self.shared_tokens)
 
     @property
     def context_tokens(self) -> float:
@@ -3907,6 +3889,7 @@ class Load(NamedTuple):
     def chunk_tokens(self) -> int:
         """Tokens a step: fewer, the stricter the inter-token latency."""
         return self.given_chunk or next(n for most_s, n in CHUNKS if self.slo_tpot_s <= most_s)
+SLOS = ("ttft", "tpot", "e2e")
 
 
 class Steady(NamedTuple):
@@ -3933,9 +3916,8 @@ class Replica:
         fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
                  for i in range(64)]
         self.fresh_cv = pstdev(fresh) / fmean(fresh)  # of the service time, which M/G/1 wants
-        memory = memory_of(d)
         each = sequence_bytes(d, load.context_tokens)
-        self.kv_seqs = max(0, int(max(0.0, memory.pool_bytes) / each * d.attention_dp))
+        self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
 
     def _prefill(self, tokens: float) -> float:
         """GPU time of a prompt less what its cached shared part saves [s]."""
@@ -3955,7 +3937,7 @@ class Replica:
         decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        steps = load.fresh_tokens / load.chunk_tokens
+        steps = max(1.0, load.input_len.mean - load.shared_tokens) / load.chunk_tokens
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
@@ -3972,40 +3954,37 @@ class Replica:
 
     def prefill_only(self, shipped_s: float) -> float:
         """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
-        low, high = 0.0, 1 / self.prefill_s
-        for _ in range(20):
-            middle = (low + high) / 2
-            ttft = sum(self.wait(middle, self.prefill_s)) + self.prefill_s + shipped_s
-            low, high = (middle, high) if ttft <= self.load.slo_ttft_s else (low, middle)
-        return low
+        return halved(0.0, 1 / self.prefill_s, 20, lambda rate: sum(self.wait(
+            rate, self.prefill_s)) + self.prefill_s + shipped_s <= self.load.slo_ttft_s)[0]
 
     def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
-        for name, over in (("kv", batch > self.kv_seqs),
-                           ("max_num_seqs", batch > load.slots),
-                           ("tpot", steady.tpot_s > load.slo_tpot_s * margin),
-                           ("e2e", steady.e2e_s > load.slo_e2e_s * margin),
-                           ("ttft", steady.ttft_p99_s > load.slo_ttft_s)):
-            if over:
-                return name
-        return ""
+        limits = (("kv", batch, self.kv_seqs), ("max_num_seqs", batch, load.slots),
+                  ("tpot", steady.tpot_s, load.slo_tpot_s * margin),
+                  ("e2e", steady.e2e_s, load.slo_e2e_s * margin),
+                  ("ttft", steady.ttft_p99_s, load.slo_ttft_s))
+        return next((name for name, value, most in limits if value > most), "")
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = 0.0, min(self.kv_seqs, self.load.slots) + 1.0
-        for _ in range(14):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.broken(middle, margin) else (middle, high)
+        low, high = halved(0.0, min(self.kv_seqs, self.load.slots) + 1.0, 14,
+                           lambda batch: not self.broken(batch, margin))
         return (self.at(low) if low else None), self.broken(high, margin)
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
-        low, high = 0.0, float(max(1, self.kv_seqs))
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.at(middle).rate_rps < rate_rps else (low, middle)
-        return self.at(high)
+        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 30,
+                              lambda batch: self.at(batch).rate_rps < rate_rps)[1])
+
+
+def halved(low: float, high: float, times: int, holds: Callable[[float], bool]
+           ) -> Tuple[float, float]:
+    """What is left of low..high, halved so many times where `holds` turns false."""
+    for _ in range(times):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def longest_request(input_len: Lengths, output_len: Lengths) -> int:
@@ -4018,26 +3997,35 @@ class Plan(NamedTuple):
 
     engine: str
     load: Load
+    rate_rps: float  # as asked, else what the replicas that the flags name bear
     sustained: Optional[Steady]  # one replica, at most; None when one request is too much
     binding: str
     planned_tpot_s: float
     in_flight: float  # Little's L at the peak rate, whole fleet
-    kv_tokens_needed: float
     kv_tokens_per_replica: float
     replicas: int  # 0 when no number of replicas helps
+    gpus: int  # of all of these
     fleet: int  # replicas that the flags name (--dp), else those needed
-    spares: int
     steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
     borne_rps: float  # what a replica sustains within its batch slots
+
+    @property
+    def spares(self) -> int:
+        """Replicas for N+1."""
+        return 1 if self.replicas else 0
 
     @property
     def rate_per_replica_rps(self) -> float:
         """Requests a second that one replica sustains."""
         return self.sustained.rate_rps if self.sustained else 0.0
+
+    @property
+    def in_flight_text(self) -> str:
+        """Requests in flight in one replica of the fleet."""
+        return count(self.in_flight / max(1, self.fleet))
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4066,7 +4054,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
         best, binding = None, "max_model_len"
     rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
-                else max(1, math.ceil(rate / best.rate_rps / HEADROOM - 1e-9)))
+                else max(1, replicas_for(rate, best.rate_rps)))
     fleet = d.replicas if d.replicas > 1 else replicas
     steady = replica.at_rate(rate / replicas) if best and replicas else None
     tpot = load.slo_tpot_s * TPOT_MARGIN
@@ -4078,9 +4066,14 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     slots = load.given_seqs or min(seqs, SEQS_MOST)
     borne = (0.0 if not best else replica.at(slots).rate_rps if slots < best.batch
              else best.rate_rps)
-    return Plan(engine, load, best, binding, tpot, in_flight, in_flight * load.context_tokens,
-                memory.max_seqs * d.ctx_tokens, replicas, fleet, 1 if replicas else 0, steady,
-                longest, slots, load.chunk_tokens, borne)
+    return Plan(engine, load, rate, best, binding, tpot, in_flight, memory.max_seqs * d.ctx_tokens,
+                replicas, replicas * d.replica_gpus, fleet, steady, longest, slots,
+                load.chunk_tokens, borne)
+
+
+def replicas_for(rate_rps: float, each_rps: float) -> int:
+    """Replicas that bear a rate at HEADROOM of what each sustains."""
+    return math.ceil(rate_rps / each_rps / HEADROOM - 1e-9)
 
 
 class Candidate(NamedTuple):
@@ -4088,7 +4081,6 @@ class Candidate(NamedTuple):
 
     d: Deployment
     plan: Plan
-    gpus: int
     per_hour: Optional[float]
 
 
@@ -4097,31 +4089,27 @@ RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("n
 
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
     """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
-    model, given = d.model, args.given
-    priced = set(args.prices or ()) - {""}
+    given, priced = args.given, set(args.prices or ()) - {""}
     fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
     runs = RUNS_ON[args.engine or "vllm"]
-    gpus = [d.gpu] if fixed else [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
-                                  if row["name"] in priced or (not priced
-                                                               and row["vendor"] in runs)]
-    weights = [(d.weights, d.weight_bytes, d.weight_source, d.expert_share)]
+    gpus = [d.gpu] if fixed else [
+        gpu_of(row, tables["links"]) for row in tables.get("gpus", ())
+        if (row["name"] in priced if priced else row["vendor"] in runs)]
+    changes: List[Dict[str, Any]] = [{}]
     if not {"weights", "weight_bytes"} & given:
-        weights += [(p, p.bytes * model.params, f"weights {figure(p.bytes)} B ({p.name})",
-                     expert_param_share(model)) for p in map(WEIGHTS.get, ("fp8", "int4", "nvfp4"))
-                    if p and p.bytes * model.params < d.weight_bytes * 0.99]
+        changes += [weights_stored(d, name) for name in narrower_weights(d)]
     kvs = [d.kv] if {"kv", "kv_bytes"} & given else [KV["bf16"], KV["fp8"]]
     found = []
     for gpu in gpus:
         for tp, dp, ep in layouts(d, given, gpu):
-            for stored, size, source, share in weights:
-                nvidia = gpu.arch.startswith("Blackwell")
-                if (stored.name == "fp8" and "fp8" not in gpu.flop_s) or (
-                        stored.name == "nvfp4" and not nvidia):
+            for change in changes:
+                other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
+                name = other.weights.name
+                if (name == "fp8" and "fp8" not in gpu.flop_s) or (
+                        name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
                     continue  # the memory alone is int4's to save
-                compute = stored.compute if stored.compute in gpu.flop_s else "bf16"
-                found += [d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, weights=stored, compute=compute,
-                                     weight_bytes=size, weight_source=source, expert_share=share,
-                                     kv=kv) for kv in kvs]
+                found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv)
+                          for kv in kvs]
     return found
 
 
@@ -4131,36 +4119,28 @@ def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, in
         return [(d.tp, d.dp, d.ep)]
     most = max(1, min(gpu.domain, SERVER_GPUS))
     sizes = [n for n in (1, 2, 4, 8) if n <= most and not tp_problem(d.model, n)]
-    wide = ([(1, n, n) for n in sizes if n > 1]
-            if d.model.experts and any(c.kind == "mla" for c in d.model.caches) else [])
-    return [(n, 1, 1) for n in sizes] + wide
+    return [(n, 1, 1) for n in sizes] + [
+        (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
 
 
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
-    """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is)."""
-    found = []
+    """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is).
+
+    Left out are those before the best of each GPU that the engine would refuse.
+    """
+    found, engine = [], args.engine or "vllm"
     for other in candidates(d, args, tables):
-        plan = plan_of(other, load, calibration_of(other, args.engine or "vllm", tables),
-                       args.engine or "vllm")
+        plan = plan_of(other, load, calibration_of(other, engine, tables), engine)
         if plan.replicas:
-            gpus = plan.replicas * other.replica_gpus
             price = price_of(args, other.gpu.name)
-            found.append(Candidate(other, plan, gpus, price and price * gpus))
-    found.sort(key=lambda c: (c.per_hour or 0.0, c.gpus, c.d.gpu.memory_bytes,
+            found.append(Candidate(other, plan, price and price * plan.gpus))
+    found.sort(key=lambda c: (c.per_hour or 0.0, c.plan.gpus, c.d.gpu.memory_bytes,
                               -c.d.weight_bytes, -c.d.kv.bytes))
-    return startable(found, args)
-
-
-def startable(found: Sequence[Candidate], args: Any) -> List[Candidate]:
-    """The candidates, without those before the best of each GPU that the engine would refuse."""
     kept: List[Candidate] = []
-    seen: Set[str] = set()
     for c in found:
-        if c.d.gpu.name not in seen:
-            if reckon(c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
-                continue
-            seen.add(c.d.gpu.name)
-        kept.append(c)
+        if any(c.d.gpu.name == other.d.gpu.name for other in kept) or not reckon(
+                c.d, settings_of(c.d, args, c.plan), Logged()).refusals:
+            kept.append(c)
     return kept
 
 
@@ -4195,10 +4175,24 @@ class Case(NamedTuple):
         return decode_step(self.d, self.batch)
 
     @property
-    def step_terms(self) -> Dict[str, float]:
-        """The step of that batch as numbers for a formula."""
-        return {"weights_s": self.step.weights_s, "kv_s": self.step.kv_s,
-                "compute_s": self.step.compute_s}
+    def average_seqs(self) -> float:
+        """Sequences of the average history that one replica holds."""
+        return (max(0.0, self.memory.pool_bytes) / sequence_bytes(self.d, self.d.history_tokens)
+                * self.d.attention_dp)
+
+    @property
+    def facts(self) -> Dict[str, float]:
+        """What the formulas of the steps call by name, where no step before them does."""
+        d, m, memory = self.d, self.d.model, self.memory
+        names = ("tp", "pp", "pcp", "mbu", "mfu", "util", "stage_share", "attention_dp", "replicas",
+                 "expert_ranks", "weight_bytes", "expert_bytes", "adapter_bytes")
+        return {**{name: getattr(d, name) for name in names},
+                "bandwidth": d.gpu.bandwidth_bytes_s, "peak": peak_flop_s(d),
+                "peak_bf16": d.gpu.flop_s["bf16"], "memory": d.gpu.memory_bytes,
+                "weights": memory.weights_bytes, "adapters": memory.adapter_bytes,
+                "reserve": memory.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
+                "expert_share": fullest_expert_share(d), "ctx": d.ctx_tokens,
+                "experts": m.experts, "top_k": m.top_k, "kv_bytes": d.kv.bytes, "touched": 1.0}
 
 
 def case_of(d: Deployment, args: Any) -> Case:
@@ -4211,20 +4205,19 @@ def case_of(d: Deployment, args: Any) -> Case:
 def say_model(case: Case, answer: Answer) -> None:
     """What is sized and what was assumed."""
     d, m = case.d, case.d.model
+    record_inputs(d, answer)
     kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
                                           f"{m.top_k} of {m.experts} experts")
-    record_inputs(d, answer)
-    shape = f"{m.layers} layers, {m.kv_heads} KV heads x {m.head_dim}"
-    if any(cache.kind == "mla" for cache in m.caches):
-        latent = next(cache.elements for cache in m.caches if cache.kind == "mla")
-        shape = f"{m.layers} layers, one MLA latent of {latent} for all heads"
-    answer.lines.append(f"{m.name}  {figure(m.params / GIGA)}B {kind}, {shape}")
-    answer.lines.append(f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
-                        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
-                        + (f", {d.replicas} replicas" if d.replicas > 1 else ""))
-    answer.lines.append(f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
-                        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB")
-    answer.lines.append(f"average history {count(d.history_tokens)} ({d.history_source})")
+    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
+             f"{m.kv_heads} KV heads x {m.head_dim}")
+    answer.lines += [
+        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
+        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
+        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
+        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
+        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
+        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
+        f"average history {count(d.history_tokens)} ({d.history_source})"]
     for note in notes_on(d):
         answer.say("note", note)
     answer.lines.append("")
@@ -4233,13 +4226,11 @@ def say_model(case: Case, answer: Answer) -> None:
 def record_inputs(d: Deployment, answer: Answer) -> None:
     """The steps that are inputs: the model and the deployment as read."""
     m = d.model
-    for key, value in (("name", m.name), ("arch", m.arch), ("estimated", m.estimated),
-                       ("layers", m.layers), ("hidden", m.hidden), ("heads", m.heads),
-                       ("kv_heads", m.kv_heads), ("head_dim", m.head_dim), ("vocab", m.vocab),
-                       ("max_context_tokens", m.max_len), ("experts", m.experts),
-                       ("experts_per_token", m.top_k), ("notes", list(m.notes)),
-                       ("kv_layers", [cache._asdict() for cache in m.caches])):
-        answer.add(f"model.{key}", value)
+    answer.inputs(
+        "model.", name=m.name, arch=m.arch, estimated=m.estimated, layers=m.layers,
+        hidden=m.hidden, heads=m.heads, kv_heads=m.kv_heads, head_dim=m.head_dim, vocab=m.vocab,
+        max_context_tokens=m.max_len, experts=m.experts, experts_per_token=m.top_k,
+        notes=list(m.notes), kv_layers=[cache._asdict() for cache in m.caches])
     answer.add("model.params", m.params, "parameters", source="sum over the tensors of its shape; "
                "presets.json may round it as model cards do")
     answer.add("model.active_params", m.active_params, "parameters", source="what a token "
@@ -4247,12 +4238,10 @@ def record_inputs(d: Deployment, answer: Answer) -> None:
     answer.add("deployment.gpu_memory_bytes", d.gpu.memory_bytes, "B", source=DATASHEET)
     answer.add("deployment.gpu_bandwidth_bytes_s", d.gpu.bandwidth_bytes_s, "B/s", source=DATASHEET)
     answer.add("deployment.peak_flop_s", peak_flop_s(d), "FLOP/s", source=DATASHEET)
-    for key, value in (("gpu", d.gpu.name), ("weights", d.weights.name), ("kv", d.kv.name),
-                       ("compute", d.compute), ("weight_source", d.weight_source),
-                       ("replicas", d.replicas), ("gpus", d.gpus)):
-        answer.add(f"deployment.{key}", value)
-    for key in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util", "mbu", "mfu"):
-        answer.add(f"deployment.{key}", getattr(d, key))
+    answer.inputs(
+        "deployment.", gpu=d.gpu.name, weights=d.weights.name, kv=d.kv.name, compute=d.compute,
+        weight_source=d.weight_source, replicas=d.replicas, gpus=d.gpus, tp=d.tp, pp=d.pp, dp=d.dp,
+        ep=d.ep, dcp=d.dcp, pcp=d.pcp, util=d.util, mbu=d.mbu, mfu=d.mfu)
     answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
     answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
     answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
@@ -4292,31 +4281,21 @@ def say_memory(case: Case, answer: Answer) -> None:
     weights = answer.add(
         "memory.weights_bytes_per_gpu", memory.weights_bytes, "B",
         "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share) * stage_share",
-        d.weight_source + "; split as in Megatron-LM (1909.08053)", weight_bytes=d.weight_bytes,
-        expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
-        stage_share=d.stage_share)
+        d.weight_source + "; split as in Megatron-LM (1909.08053)")
     answer.add("memory.adapter_bytes_per_gpu", memory.adapter_bytes, "B",
-               "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count",
-               adapter_bytes=d.adapter_bytes, tp=d.tp, stage_share=d.stage_share)
+               "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count")
     answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
                source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
-    pool = answer.add(
-        "memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
-        "max(0, util * memory - weights - adapters - reserve)", BUDGET, util=d.util,
-        memory=d.gpu.memory_bytes, weights=weights, adapters=memory.adapter_bytes,
-        reserve=memory.reserve_bytes)
+    pool = answer.add("memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
+                      "max(0, util * memory - weights - adapters - reserve)", BUDGET)
     for cache in d.model.caches:
         explain_cache(d, cache, answer)
-    per_token = answer.add(
-        "memory.kv_bytes_per_token_per_gpu", memory.sequence_bytes / d.ctx_tokens, "B",
-        "sequence_bytes / ctx", "the sum over kinds of layer at ctx tokens, as above",
-        sequence_bytes=memory.sequence_bytes, ctx=d.ctx_tokens)
+    per_token = answer.work("memory.kv_bytes_per_token_per_gpu", "B", "sequence_bytes / ctx",
+                            "the sum over kinds of layer at ctx tokens, as above")
     answer.add("memory.ctx_tokens", d.ctx_tokens, "tokens", source="--ctx")
-    seqs = answer.add("memory.max_seqs", memory.max_seqs, "sequences",
-                      "pool / sequence_bytes * attention_dp", BUDGET, pool=pool,
-                      sequence_bytes=memory.sequence_bytes, attention_dp=d.attention_dp)
-    tokens = answer.add("memory.max_kv_tokens", round(memory.max_seqs * d.ctx_tokens), "tokens",
-                        "round(max_seqs * ctx)", BUDGET, max_seqs=seqs, ctx=d.ctx_tokens)
+    seqs = answer.work("memory.max_seqs", "sequences", "pool / sequence_bytes * attention_dp",
+                       BUDGET, pool=pool)
+    tokens = answer.work("memory.max_kv_tokens", "tokens", "round(max_seqs * ctx)", BUDGET)
     answer.add("memory.fits", memory.fits)
 
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
@@ -4325,16 +4304,14 @@ def say_memory(case: Case, answer: Answer) -> None:
                f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
                f"{memory.budget_bytes / GIB:.2f}) {'FITS' if memory.fits else 'DOES NOT FIT'}")
-    average = max(0.0, memory.pool_bytes) / sequence_bytes(d, d.history_tokens) * d.attention_dp
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
-               f"({sequences_text(average)} at the average {count(d.history_tokens)})")
+               f"({sequences_text(case.average_seqs)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
         answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
-    wanted = d.asked or 1
-    if memory.max_seqs < wanted:
-        say_short(case, wanted, answer)
+    if memory.max_seqs < (d.asked or 1):
+        say_short(case, d.asked or 1, answer)
 
 
 def sequences_text(seqs: float) -> str:
@@ -4360,16 +4337,14 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
                "B", CACHE_FORMULA, "K and V a token: 2 * layers * kv_heads * head_dim * bytes; MLA "
                "latent: DeepSeek-V2 (2405.04434)", **cache_terms(cache, d, d.ctx_tokens))
     if cache.kind == "mla":
-        answer.add("kv.mla_bytes_per_token", cache.layers * cache.elements * d.kv.bytes, "B",
-                   "layers * latent_and_rope * kv_bytes", "DeepSeek-V2 (2405.04434), one latent "
-                   "for all heads", layers=cache.layers, latent_and_rope=cache.elements,
-                   kv_bytes=d.kv.bytes)
+        answer.work("kv.mla_bytes_per_token", "B", "layers * latent_and_rope * kv_bytes",
+                    "DeepSeek-V2 (2405.04434), one latent for all heads", layers=cache.layers,
+                    latent_and_rope=cache.elements)
     if kind == "full" and d.model.heads > cache.heads > 0:
         for name, heads in (("mha", d.model.heads), ("gqa", cache.heads)):
-            answer.add(f"kv.{name}_bytes_per_token", cache.layers * heads * cache.elements
-                       * d.kv.bytes, "B", "layers * heads * elements * kv_bytes",
-                       "GQA (2305.13245): query heads share K and V", layers=cache.layers,
-                       heads=heads, elements=cache.elements, kv_bytes=d.kv.bytes)
+            answer.work(f"kv.{name}_bytes_per_token", "B", "layers * heads * elements * kv_bytes",
+                        "GQA (2305.13245): query heads share K and V", layers=cache.layers,
+                        heads=heads, elements=cache.elements)
 
 
 def say_short(case: Case, wanted: int, answer: Answer) -> None:
@@ -4377,17 +4352,14 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
     d, memory = case.d, case.memory
     short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * memory.sequence_bytes
                        - memory.pool_bytes, "B", "seqs * sequence_bytes - (util * memory - weights "
-                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp,
-                       sequence_bytes=memory.sequence_bytes, util=d.util,
-                       memory=d.gpu.memory_bytes, weights=memory.weights_bytes,
-                       adapters=memory.adapter_bytes, reserve=memory.reserve_bytes)
+                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp)
     need = f"{count(wanted)} sequences" if wanted > 1 else "one sequence"
     text = f"{short / GIB:.2f} GiB/GPU for {need} of {count(d.ctx_tokens)} tokens"
     if memory.pool_bytes <= 0:
         text += f" ({-memory.pool_bytes / GIB:.2f} GiB of it before any KV cache)"
     elif not memory.fits:
         text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
-    options = what_would_do(d, wanted) + larger_gpu(d, wanted)
+    options = what_would_do(d, wanted) + larger_gpu(d, wanted, case.tables)
     answer.add("memory.would_fit", options)
     answer.say("SHORT", text)
     answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
@@ -4396,61 +4368,48 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
 
 def what_would_do(d: Deployment, wanted: int) -> List[str]:
     """The least TP, for each precision of weights and KV, that holds so many sequences."""
-    found = []
+    best: Dict[int, Tuple[int, str]] = {}  # a TP size's option with the fewest changes
     for weights in ("", "fp8", "int4"):
-        if weights and WEIGHTS[weights].bytes * d.model.params >= d.weight_bytes:
-            continue
         for kv in ("", "fp8"):
-            if kv and d.kv.bytes <= KV[kv].bytes:
+            size = WEIGHTS[weights].bytes * d.model.params if weights else d.weight_bytes
+            if (weights and size >= d.weight_bytes) or (kv and d.kv.bytes <= KV[kv].bytes):
                 continue
-            other = d._replace(
-                weight_bytes=WEIGHTS[weights].bytes * d.model.params if weights else d.weight_bytes,
-                kv=KV[kv] if kv else d.kv, ep=1 if d.ep <= d.tp else d.ep)
-            sizes = [n for n in fitting_tp(d.model) if n >= d.tp and not n % d.dcp]
-            for tp in sizes:
+            other = d._replace(weight_bytes=size, kv=KV[kv] if kv else d.kv,
+                               ep=1 if d.ep <= d.tp else d.ep)
+            for tp in [n for n in fitting_tp(d.model) if n >= d.tp and not n % d.dcp]:
                 seqs = memory_of(other._replace(tp=tp)).max_seqs
                 if seqs >= wanted:
-                    flags = [f"TP={tp}"] + [f"--weights {weights}"] * bool(weights) \
-                        + [f"--kv {kv}"] * bool(kv)
-                    found.append((tp, len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"))
+                    flags = [f"TP={tp}", *[f"--weights {weights}"] * bool(weights),
+                             *[f"--kv {kv}"] * bool(kv)]
+                    option = len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"
+                    best[tp] = min(best.get(tp, option), option)
                     break
-    fewest: List[Tuple[int, int, str]] = []
-    for option in sorted(found):  # one option a TP size: the one with the fewest changes
-        if all(option[0] != kept[0] for kept in fewest):
-            fewest.append(option)
-    return [text for _, _, text in fewest[:4]]
+    return [text for _, (_, text) in sorted(best.items())[:4]]
 
 
-def larger_gpu(d: Deployment, wanted: int) -> List[str]:
+def larger_gpu(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
     """The smallest GPU of the same vendor that holds so many sequences as it is."""
-    tables = presets()
-    rows = tables.get("gpus", [])
-    vendor = next((row["vendor"] for row in rows if row["name"] == d.gpu.name), "nvidia")
-    found = []
-    for row in rows:
-        gpu = gpu_of(row, tables["links"])
-        seqs = memory_of(d._replace(gpu=gpu)).max_seqs
-        if row["vendor"] == vendor and seqs >= wanted:
-            found.append((gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs)})"))
+    gpus = [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())]
+    vendor = next((gpu.vendor for gpu in gpus if gpu.name == d.gpu.name), "nvidia")
+    seqs = {gpu.name: memory_of(d._replace(gpu=gpu)).max_seqs for gpu in gpus}
+    found = [(gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs[gpu.name])})")
+             for gpu in gpus if gpu.vendor == vendor and seqs[gpu.name] >= wanted]
     return [min(found)[1]] if found else []
 
 
 def say_roofline(case: Case, answer: Answer) -> None:
     """The ridge point, and on which side of it this deployment decodes."""
     d = case.d
-    ridge = answer.add("decode.ridge_flop_per_byte", peak_flop_s(d) / d.gpu.bandwidth_bytes_s,
-                       "FLOP/B", "peak / bandwidth", ROOFLINE, peak=peak_flop_s(d),
-                       bandwidth=d.gpu.bandwidth_bytes_s)
+    ridge = answer.work("decode.ridge_flop_per_byte", "FLOP/B", "peak / bandwidth", ROOFLINE)
     if not case.batch:
         return
     step = case.step
-    moved = (step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu
-    flop = step.compute_s * peak_flop_s(d) * d.mfu
-    intensity = answer.add("decode.intensity_flop_per_byte", flop / moved, "FLOP/B",
-                           "flop / bytes_moved", ROOFLINE, flop=flop, bytes_moved=moved)
-    side = "memory" if intensity < ridge else "compute"
+    done = answer.work(
+        "decode.intensity_flop_per_byte", "FLOP/B", "flop / bytes_moved", ROOFLINE,
+        flop=step.compute_s * peak_flop_s(d) * d.mfu,
+        bytes_moved=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s * d.mbu)
     answer.say("ROOFLINE", f"ridge {ridge:.0f} FLOP/B; batch {case.batch} runs at "
-               f"{figure(intensity)}: {side}-bound")
+               f"{figure(done)}: {'memory' if done < ridge else 'compute'}-bound")
 
 
 def say_stream(case: Case, answer: Answer) -> None:
@@ -4460,15 +4419,13 @@ def say_stream(case: Case, answer: Answer) -> None:
         answer.add("decode.single_stream_tok_s", None)
         return
     step = decode_step(d, 1)
-    read = read_bytes(d, d.history_tokens) * d.pp
     weights = step.weights_s * d.gpu.bandwidth_bytes_s * d.mbu
     alone = answer.add("decode.single_stream_weights_only_tok_s", 1 / step.weights_s, "tok/s",
-                       "bandwidth * mbu / weights_read", DECODE, mbu=d.mbu,
-                       bandwidth=d.gpu.bandwidth_bytes_s, weights_read=weights)
+                       "bandwidth * mbu / weights_read", DECODE, weights_read=weights)
     bound = answer.add("decode.single_stream_tok_s", 1 / step.step_s, "tok/s",
                        "1 / max(compute_s, (weights_read + kv_read) / (bandwidth * mbu))", DECODE,
-                       compute_s=step.compute_s, weights_read=weights, kv_read=read,
-                       bandwidth=d.gpu.bandwidth_bytes_s, mbu=d.mbu)
+                       compute_s=step.compute_s, weights_read=weights,
+                       kv_read=read_bytes(d, d.history_tokens) * d.pp)
     line = f"{figure(bound)} tok/s bound ({figure(step.step_s / MS)} ms)"
     if d.mbu == 1:
         real = decode_step(d, 1, mbu=TYPICAL_MBU).step_s
@@ -4484,11 +4441,10 @@ def say_prefill(case: Case, answer: Answer) -> None:
     seconds = answer.add("prefill.seconds", prefill_seconds(d, tokens), "s", formula,
                          "2 FLOP a parameter and token: Kaplan et al. (2001.08361), section 2.1",
                          **numbers)
-    attention = answer.add("prefill.attention_seconds", attention_seconds(d, tokens), "s",
-                           "attention_flop / (tp * pcp * peak_bf16 * mfu)", "causal attention, "
-                           "2 n (d_qk + d_v) FLOP a pair of tokens; not in the bound", tp=d.tp,
-                           attention_flop=attention_flop(d, tokens), pcp=d.pcp,
-                           peak_bf16=d.gpu.flop_s["bf16"], mfu=d.mfu)
+    attention = answer.work("prefill.attention_seconds", "s",
+                            "attention_flop / (tp * pcp * peak_bf16 * mfu)", "causal attention, "
+                            "2 n (d_qk + d_v) FLOP a pair of tokens; not in the bound",
+                            attention_flop=attention_flop(d, tokens))
     sent = collective_seconds(d, prefill_collectives(d, tokens))
     answer.add("prefill.comm_seconds", sent, "s", source="as the collectives of a step over the "
                "prompt, and PCP's ring of KV; not in the bound")
@@ -4531,72 +4487,56 @@ def say_decode(case: Case, answer: Answer) -> None:
     rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
     answer.add("decode.table", rows)
     explain_step(case, answer)
-    columns = [
-        Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
-        Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
-        Column("compute_s", "compute", in_ms), Column("tok_s_per_seq", "tok/s/seq", count),
-        Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
-        Column("share", "share", "{:.0%}".format)]
-    if d.mbu == 1:
-        columns += [Column("typical_step_s", "| 70% MBU ms", in_ms),
-                    Column("typical_tok_s", "tok/s", count)]
-    marked = [dict(row, batch_text=batch_mark(row["batch"], limit)) for row in rows]
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
                + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
-    answer.lines.extend("  " + line for line in render_table(columns, marked))
-
-
-def batch_mark(batch: int, limit: int) -> str:
-    """The batch with its mark: * at the KV limit, ! past it."""
-    return f"{batch}{'*' if batch == limit else '!' if batch > limit else ' '}"
+    answer.table(DECODED[:None if d.mbu == 1 else -2], (dict(row, batch_text=(
+        f"{row['batch']}{'*' if row['batch'] == limit else ' ' if row['fits'] else '!'}"))
+        for row in rows))
 
 
 def in_ms(seconds: float) -> str:
     """Seconds as milliseconds with one decimal, two where small."""
     return f"{seconds / MS:.1f}" if seconds >= 0.1 * MS else f"{seconds / MS:.2f}"
+DECODED = (
+    Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
+    Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
+    Column("compute_s", "compute", in_ms), Column("tok_s_per_seq", "tok/s/seq", count),
+    Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
+    Column("share", "share", "{:.0%}".format), Column("typical_step_s", "| 70% MBU ms", in_ms),
+    Column("typical_tok_s", "tok/s", count))
 
 
 def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
     """One row of the decode table, SI units."""
     step = decode_step(d, batch)
     typical = decode_step(d, batch, mbu=TYPICAL_MBU).step_s
-    binding = {"weights": step.weights_s, "kv": step.kv_s, "compute": step.compute_s}
-    return {"batch": batch, "step_s": step.step_s, "weights_s": step.weights_s, "kv_s": step.kv_s,
-            "compute_s": step.compute_s, "tok_s_per_seq": 1 / step.step_s,
+    terms = {"weights_s": step.weights_s, "kv_s": step.kv_s, "compute_s": step.compute_s}
+    return {"batch": batch, "step_s": step.step_s, **terms, "tok_s_per_seq": 1 / step.step_s,
             "tok_s": batch / step.step_s, "bound_by": step.bound_by,
-            "share": binding[step.bound_by] / step.step_s, "fits": batch <= limit,
+            "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
             "typical_step_s": typical, "typical_tok_s": batch / typical}
 
 
 def explain_step(case: Case, answer: Answer) -> None:
     """The steps behind one row of the decode table: this deployment's own batch."""
     d, batch, step = case.d, case.batch, case.step
-    bandwidth = {"bandwidth": d.gpu.bandwidth_bytes_s, "mbu": d.mbu}
     seqs, all_seqs = microbatch(d, batch)
     key = "decode.at_batch."
     answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
     touched = 1.0
     if d.model.experts:
-        touched = answer.add(
-            key + "touched_share", touched_share(d.model, all_seqs), "",
-            "1 - (1 - top_k / experts) ** tokens", "distinct experts under uniform routing",
-            top_k=d.model.top_k, experts=d.model.experts, tokens=all_seqs)
+        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
+                              "distinct experts under uniform routing", tokens=all_seqs)
     answer.add(key + "weights_s", step.weights_s, "s",
                "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
-               "* stage_share * pp / (bandwidth * mbu)", DECODE, weight_bytes=d.weight_bytes,
-               expert_bytes=d.expert_bytes, tp=d.tp, expert_share=fullest_expert_share(d),
-               touched=touched, stage_share=d.stage_share, pp=d.pp, **bandwidth)
+               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
     answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
-               "* mbu)", DECODE, seqs_per_gpu=seqs, pp=d.pp,
-               kv_read_per_seq=read_bytes(d, d.history_tokens), **bandwidth)
-    flop = flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share
-    answer.add(key + "compute_s", step.compute_s, "s", "flop_per_gpu / (peak * mfu)",
-               "2 FLOP a parameter and token", flop_per_gpu=flop, peak=peak_flop_s(d), mfu=d.mfu)
-    answer.add(key + "step_s", step.step_s, "s", "max(compute_s, weights_s + kv_s)", DECODE,
-               **case.step_terms)
-    answer.add(key + "tok_s", batch / step.step_s, "tok/s", "batch / step_s", DECODE, batch=batch,
-               step_s=step.step_s)
+               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
+    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
+                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
+    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
+    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
 
 
 def say_comm(case: Case, answer: Answer) -> None:
@@ -4612,13 +4552,14 @@ def say_comm(case: Case, answer: Answer) -> None:
         rows.append({"name": c.name, "times": c.times, "message_bytes": c.bytes, "ranks": c.ranks,
                      "bytes_per_step": c.times * c.bytes * c.wire, "seconds": seconds,
                      "share_of_step": seconds / step_s if seconds is not None else None})
-        explain_collective(c, answer)
+        answer.work(f"comm.{c.name.replace(' ', '_').replace('-', '_')}_bytes_per_step", "MB",
+                    "times * message * wire", "times a step, bytes on each GPU, share that crosses "
+                    "the link", times=c.times, message=c.bytes, wire=c.wire)
         if c.name == "all-reduce":
             explain_all_reduce(d, batch, c, step_s, answer)
-        if seconds is None or link is None:
-            lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link")
-            continue
-        lines.append(f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
+        lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link"
+                     if seconds is None or link is None else
+                     f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
                      f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
                      "step")
     answer.add("collectives", rows)
@@ -4626,37 +4567,27 @@ def say_comm(case: Case, answer: Answer) -> None:
         answer.say("COMM", "not in the bound, and the latency of each comes on top:", *lines)
 
 
-def explain_collective(c: Collective, answer: Answer) -> None:
-    """The traffic of one kind of collective."""
-    answer.add(f"comm.{c.name.replace(' ', '_').replace('-', '_')}_bytes_per_step",
-               c.times * c.bytes * c.wire, "MB", "times * message * wire", "times a step, bytes on "
-               "each GPU, share that crosses the link", times=c.times, message=c.bytes, wire=c.wire)
-
-
 def explain_all_reduce(d: Deployment, batch: int, c: Collective, step_s: float,
                        answer: Answer) -> None:
     """Tensor parallelism's traffic, step by step."""
     answer.add("tp_comm.batch", batch, "sequences")
-    size = answer.add("tp_comm.all_reduce_bytes", c.bytes, "MB",
-                      "tokens * hidden * activation_bytes", MEGATRON, hidden=d.model.hidden,
-                      tokens=microbatch(d, batch)[0], activation_bytes=ACTIVATION_BYTES)
-    ring = answer.add("tp_comm.ring_bytes_per_gpu", c.bytes * c.wire, "MB",
-                      "2 * (tp - 1) / tp * all_reduce_bytes", MEGATRON, tp=d.tp,
-                      all_reduce_bytes=size)
-    per_layer = c.times / d.model.layers
-    answer.add("tp_comm.layer_bytes", ring * per_layer, "MB", "per_layer * ring_bytes", MEGATRON,
-               per_layer=per_layer, ring_bytes=ring)
-    total = answer.add("tp_comm.step_bytes", ring * c.times, "MB", "all_reduces * ring_bytes",
-                       MEGATRON, all_reduces=c.times, ring_bytes=ring)
+    size = answer.work("tp_comm.all_reduce_bytes", "MB", "tokens * hidden * activation_bytes",
+                       MEGATRON, hidden=d.model.hidden, tokens=microbatch(d, batch)[0],
+                       activation_bytes=ACTIVATION_BYTES)
+    ring = answer.work("tp_comm.ring_bytes_per_gpu", "MB", "2 * (tp - 1) / tp * all_reduce_bytes",
+                       MEGATRON, all_reduce_bytes=size)
+    answer.work("tp_comm.layer_bytes", "MB", "per_layer * ring_bytes", MEGATRON,
+                per_layer=c.times / d.model.layers, ring_bytes=ring)
+    answer.work("tp_comm.step_bytes", "MB", "all_reduces * ring_bytes", MEGATRON,
+                all_reduces=c.times, ring_bytes=ring)
     link = d.link_for(c.ranks)
     if link is None:
         answer.add("tp_comm.seconds", None)
         return
-    seconds = answer.add("tp_comm.seconds", total / link.bytes_s, "s", "step_bytes / link",
-                         f"{link.name}, one direction, presets.json or --link",
-                         step_bytes=total, link=link.bytes_s)
-    answer.add("tp_comm.share_of_step", seconds / step_s, "", "seconds / step_s", "against the "
-               "bound on the step", seconds=seconds, step_s=step_s)
+    answer.work("tp_comm.seconds", "s", "step_bytes / link",
+                f"{link.name}, one direction, presets.json or --link", link=link.bytes_s)
+    answer.work("tp_comm.share_of_step", "", "seconds / step_s", "against the bound on the step",
+                step_s=step_s)
     answer.add("tp_comm.link", link.name)
     answer.add("tp_comm.link_bytes_s", link.bytes_s, "B/s")
     answer.add("tp_comm.all_reduces", c.times)
@@ -4664,21 +4595,19 @@ def explain_all_reduce(d: Deployment, batch: int, c: Collective, step_s: float,
 
 def say_layout(case: Case, answer: Answer) -> None:
     """What each kind of parallelism in use does for this deployment, in figures."""
-    d, batch = case.d, case.batch
-    if not batch:
+    d, m = case.d, case.d.model
+    if not case.batch:
         return
     lines = []
     if d.pp > 1:
         lines.append(pipeline_text(d, answer))
     if d.replicas > 1:
-        tok_s = batch / case.step.step_s
-        answer.add("fleet.tok_s", tok_s * d.replicas, "tok/s", "replicas * tok_s",
-                   "replicas share nothing", replicas=d.replicas, tok_s=tok_s)
-        seqs = answer.add("fleet.max_seqs", case.memory.max_seqs * d.replicas, "sequences",
-                          "replicas * max_seqs", "replicas share nothing", replicas=d.replicas,
-                          max_seqs=case.memory.max_seqs)
+        tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
+                            tok_s=case.batch / case.step.step_s)
+        seqs = answer.work("fleet.max_seqs", "sequences", "replicas * max_seqs",
+                           "replicas share nothing", max_seqs=case.memory.max_seqs)
         lines.append(f"DP={d.replicas}: {sequences_text(seqs)} sequences, "
-                     f"{count(tok_s * d.replicas)} tok/s together; latency unchanged, no traffic")
+                     f"{count(tok_s)} tok/s together; latency unchanged, no traffic")
     if d.attention_dp > 1:
         lines.append(f"DP attention: {d.attention_dp} ranks hold their own sequences and a whole "
                      "copy of what is not expert; the experts are shared, by all-to-all")
@@ -4691,33 +4620,25 @@ def say_layout(case: Case, answer: Answer) -> None:
         lines.append(f"PCP={d.pcp}: prefill over {d.pcp} times the GPUs; decode gains nothing")
     if d.tp > 1:
         lines += replicas_text(case, answer)
-    if d.model.experts:
-        lines.append(experts_text(case, answer))
+    if m.experts:
+        full = answer.work("moe.experts_touched", "experts",
+                           "experts * (1 - (1 - top_k / experts) ** tokens)", "uniform routing, a "
+                           "layer; real routing is uneven, and all wait for the busiest GPU",
+                           tokens=microbatch(d, case.batch)[1])
+        lines.append(f"MoE: batch 1 reads {figure(touched_share(m, 1) * m.experts)} of {m.experts} "
+                     f"experts a layer, batch {case.batch} reads {figure(full)} (uniform routing): "
+                     "bytes tend to all parameters")
     if lines:
         answer.say("LAYOUT", *lines)
 
 
-def experts_text(case: Case, answer: Answer) -> str:
-    """How many experts a layer reads at batch 1 and at this batch."""
-    m, (_, tokens) = case.d.model, microbatch(case.d, case.batch)
-    alone = touched_share(m, 1) * m.experts
-    full = answer.add("moe.experts_touched", touched_share(m, tokens) * m.experts, "experts",
-                      "experts * (1 - (1 - top_k / experts) ** tokens)", "uniform routing, a "
-                      "layer; real routing is uneven, and all wait for the busiest GPU",
-                      experts=m.experts, top_k=m.top_k, tokens=tokens)
-    return (f"MoE: batch 1 reads {figure(alone)} of {m.experts} experts a layer, batch "
-            f"{case.batch} reads {figure(full)} (uniform routing): bytes tend to all parameters")
-
-
 def pipeline_text(d: Deployment, answer: Answer) -> str:
     """Layers on the fullest stage, and what is idle."""
-    layers = -(-d.model.layers // d.pp)
-    answer.add("pipeline.layers_on_fullest_stage", layers)
-    idle = answer.add("pipeline.imbalance", 1 - d.model.layers / (d.pp * layers), "",
-                      "1 - layers / (pp * fullest)", "GPipe (1811.06965)", layers=d.model.layers,
-                      pp=d.pp, fullest=layers)
-    bubble = answer.add("pipeline.batch_1_bubble", 1 - 1 / d.pp, "", "1 - 1 / pp",
-                        "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch", pp=d.pp)
+    layers = answer.add("pipeline.layers_on_fullest_stage", -(-d.model.layers // d.pp))
+    idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
+                       "GPipe (1811.06965)", layers=d.model.layers, fullest=layers)
+    bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
+                         "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
     return (f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle elsewhere), no "
             f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
 
@@ -4732,17 +4653,14 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
     each = min(limit, case.batch // d.tp)
     if not each:
         return []
-    load = each * d.tp
-    sent = collective_seconds(d, decode_collectives(d, load)) or 0.0
-    here = load / (decode_step(d, load).step_s + sent) / d.replica_gpus
-    there = each / decode_step(single, each).step_s / single.replica_gpus
-    answer.add("tp_against_replicas.sequences", load)
-    answer.add("tp_against_replicas.tok_s_per_gpu", here, "tok/s", "load / (step_s + comm_s) / "
-               "gpus", "traffic included, not its latency", load=load, gpus=d.replica_gpus,
-               step_s=decode_step(d, load).step_s, comm_s=sent)
-    answer.add("tp_against_replicas.tp1_tok_s_per_gpu", there, "tok/s", "load / step_s / gpus",
-               "no traffic", load=each, step_s=decode_step(single, each).step_s,
-               gpus=single.replica_gpus)
+    load = answer.add("tp_against_replicas.sequences", each * d.tp)
+    here = answer.work("tp_against_replicas.tok_s_per_gpu", "tok/s", "load / (step_s + comm_s) / "
+                       "gpus", "traffic included, not its latency", load=load,
+                       gpus=d.replica_gpus, step_s=decode_step(d, load).step_s,
+                       comm_s=collective_seconds(d, decode_collectives(d, load)) or 0.0)
+    there = answer.work("tp_against_replicas.tp1_tok_s_per_gpu", "tok/s", "load / step_s / gpus",
+                        "no traffic", load=each, step_s=decode_step(single, each).step_s,
+                        gpus=single.replica_gpus)
     return [f"{load} sequences on TP={d.tp}: {count(here)} tok/s per GPU with its traffic; on "
             f"{d.tp} replicas of TP=1: {count(there)}. The bound leaves out fixed time a layer and "
             "an all-reduce, which TP does not divide: where both are close, replicas win"]
@@ -4801,9 +4719,9 @@ def speed_knobs(d: Deployment, bound_by: str) -> List[str]:
 
 def room_knobs(d: Deployment) -> List[str]:
     """What makes room for more sequences, of what has not been done."""
-    latent = any(cache.kind == "mla" for cache in d.model.caches)
-    spread = ([f"--dp {d.tp} --ep all instead of TP"] if latent and d.tp > 1 and d.model.experts
-              else [] if latent else next_tp(d))
+    spread = [] if d.model.latent else next_tp(d)
+    if d.model.latent and d.tp > 1 and d.model.experts:
+        spread = [f"--dp {d.tp} --ep all instead of TP"]
     narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
     return narrower + (["--util 0.95"] if d.util < 0.93 else []) + spread + ["replicas (--dp)"]
 
@@ -4813,79 +4731,69 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
-    d, cal = case.d, case.cal
+    d, engine = case.d, case.args.engine or "vllm"
     steady = case.plan.steady if case.plan and not d.asked else None
     asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
     batch = running_batch(d, asked)
-    e, key = expected_of(d, batch, cal), "expected."
-    limited = answer.add(key + "kv_limited", batch < asked)
-    answer.add(key + "engine", case.args.engine or "vllm")
-    answer.add(key + "basis", e.basis)
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV pool "
-               "holds at their mean length")
-    explain_expected(d, e, cal, answer)
-    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
+    e = expected_of(d, batch, case.cal)
+    answer.inputs("expected.", kv_limited=batch < asked, engine=engine, basis=e.basis)
+    answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
+               "pool holds at their mean length")
+    explain_expected(d, e, case.cal, answer)
+    tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
-                       "loop", replicas=d.replicas, batch=batch, ttft_s=e.ttft_s, tpot_s=e.tpot_s,
-                       output=max(2.0, d.output_tokens or ENDLESS))
-    what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
-            else "prefill not counted without --output-len")
-    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if limited else
-             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+                       "loop", output=max(2.0, d.output_tokens or ENDLESS))
     if steady:
         return  # the plan says it, with the prefix cached
-    answer.say("EXPECT", f"{case.args.engine or 'vllm'}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
+    what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
+            else "prefill not counted without --output-len")
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch < asked else
+             "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+    answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
+EXPECTED_TERMS = (  # each term of the expected step, its formula or where it comes from
+    ("weights_s", "(dense_read / mbu + expert_bytes * touched / expert_mbu) * pp / bandwidth", ""),
+    ("kv_s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * kv_mbu)", ""),
+    ("compute_s", "2 * (seqs_per_gpu * dense_params / tp + seqs * expert_params / expert_ranks) / "
+     "(peak * mfu)", ""),
+    ("layers_s", "layers * layer_s + expert_layers * moe_layer_s + latent_layers * mla_layer_s",
+     ""),
+    ("comm_s", "", "collectives of the step: latency each, transfer at a share of the link's rate; "
+     ),
+    ("sequences_s", "decoding * sequence_s", ""),
+    ("step_s", "max(bound_s, max(compute_s, weights_s + kv_s) + layers_s + comm_s + sequences_s)",
+     ""))
 
 
 def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
     """The steps from the constants to the expected TPOT."""
-    key, held = "expected.", rank_weights(d)
+    key, m, held = "expected.", d.model, rank_weights(d)
     terms = expected_terms(d, e.decoding, cal, held)
     everywhere = max(1.0, e.decoding / d.pp)
-    seqs = max(1.0, everywhere / d.attention_dp)
-    bandwidth, numbers = d.gpu.bandwidth_bytes_s, terms._asdict()
+    numbers = dict(
+        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
+        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
+        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
+        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
+        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
+        latent_layers=latent_layers(m))
     answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
                "prefill, or wait for it")
-    answer.add(key + "weights_s", terms.weights_s, "s", "(dense_read / mbu + expert_bytes * "
-               "touched / expert_mbu) * pp / bandwidth", EXPECTATION,
-               dense_read=held.dense_bytes - held.unread_bytes, mbu=cal.mbu, pp=d.pp,
-               expert_bytes=held.expert_bytes, expert_mbu=cal.expert_mbu, bandwidth=bandwidth,
-               touched=expected_touched(d, everywhere, cal))
-    answer.add(key + "kv_s", terms.kv_s, "s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * "
-               "kv_mbu)", EXPECTATION, seqs_per_gpu=seqs, pp=d.pp, bandwidth=bandwidth,
-               kv_read_per_seq=read_bytes(d, d.history_tokens), kv_mbu=cal.kv_mbu)
-    answer.add(key + "compute_s", terms.compute_s, "s", "2 * (seqs_per_gpu * dense_params / tp + "
-               "seqs * expert_params / expert_ranks) / (peak * mfu)", EXPECTATION, seqs=everywhere,
-               seqs_per_gpu=seqs, dense_params=dense_params(d.model), tp=d.tp, mfu=cal.mfu,
-               expert_params=expert_params(d.model), expert_ranks=d.expert_ranks,
-               peak=peak_flop_s(d))
-    answer.add(key + "layers_s", terms.layers_s, "s", "layers * layer_s + expert_layers * "
-               "moe_layer_s + latent_layers * mla_layer_s", EXPECTATION, layers=d.model.layers,
-               layer_s=cal.layer_s, expert_layers=d.model.expert_layers,
-               moe_layer_s=cal.moe_layer_s, latent_layers=latent_layers(d.model),
-               mla_layer_s=cal.mla_layer_s)
-    answer.add(key + "comm_s", terms.comm_s, "s", source="collectives of the step: latency each, "
-               "transfer at a share of the link's rate; " + EXPECTATION)
-    answer.add(key + "sequences_s", terms.sequences_s, "s", "decoding * sequence_s", EXPECTATION,
-               decoding=e.decoding, sequence_s=cal.sequence_s)
-    answer.add(key + "step_s", terms.step_s, "s", "max(bound_s, max(compute_s, weights_s + kv_s) + "
-               "layers_s + comm_s + sequences_s)", EXPECTATION, **numbers)
+    for name, formula, source in EXPECTED_TERMS:
+        answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
     answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
                "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               ttft_waits=cal.ttft_waits, ttft_burst=cal.ttft_burst, batch=e.batch,
-               step_s=e.step_s, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal))
+               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
                "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
-    tpot = answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION,
-                      step_s=e.step_s, prefill_s=e.prefill_s)
+    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
     for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.add(f"{key}tpot_{name}_s", tpot * share, "s", "tpot_s * share", "80% band: " +
-                   e.basis, tpot_s=tpot, share=share)
+        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
+                    share=share)
 
 
 # The questions: each adds its section when its flag is given.
@@ -4902,12 +4810,8 @@ def tokens_a_step(alpha: float, gamma: int) -> float:
 
 
 def alpha_for(tokens: float, gamma: int) -> float:
-    """The acceptance rate at which gamma drafts give so many tokens a step (bisection)."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_a_step(middle, gamma) < tokens else (low, middle)
-    return high
+    """The acceptance rate at which gamma drafts give so many tokens a step."""
+    return halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma) < tokens)[1]
 
 
 def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cost: float) -> float:
@@ -4965,7 +4869,7 @@ def ranges_text(ranges: Sequence[Tuple[int, Optional[int]]]) -> str:
 
 def say_speculative(case: Case, answer: Answer) -> None:
     """Speculative decoding at this deployment's own batch."""
-    d, args = case.d, case.args
+    d, args, key = case.d, case.args, "speculative."
     gamma, cost, batch = args.spec_tokens, args.spec_cost, case.batch or 1
     alpha = args.spec_accept
     if args.spec_accept_len is not None:
@@ -4973,30 +4877,27 @@ def say_speculative(case: Case, answer: Answer) -> None:
             raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
                             f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
         alpha = alpha_for(args.spec_accept_len, gamma)
-    key = "speculative."
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
     answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
     gained = answer.add(key + "expected_tokens", tokens_a_step(alpha, gamma), "tokens",
                         "(1 - alpha ** (gamma + 1)) / (1 - alpha)" if alpha < 1 else "gamma + 1",
-                        LEVIATHAN, alpha=alpha, gamma=gamma)
-    free = answer.add(key + "speedup_memory_bound", gained / (1 + gamma * cost), "x",
-                      "expected_tokens / (1 + gamma * cost)", LEVIATHAN, expected_tokens=gained,
-                      gamma=gamma, cost=cost)
-    full = answer.add(key + "speedup_compute_bound", gained / (gamma + 1), "x",
-                      "expected_tokens / (gamma + 1)", "verification multiplies the FLOP; the "
-                      "drafter left out", expected_tokens=gained, gamma=gamma)
-    here = answer.add(key + "speedup", speculative_speedup(d, batch, alpha, gamma, cost), "x",
-                      "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
-                      "the step-time equation at this batch", expected_tokens=gained,
-                      step_s=decode_step(d, batch).step_s, gamma=gamma, cost=cost,
-                      verify_s=decode_step(d, batch, tokens_per_seq=gamma + 1).step_s)
+                        LEVIATHAN)
+    free = answer.work(key + "speedup_memory_bound", "x", "expected_tokens / (1 + gamma * cost)",
+                       LEVIATHAN, cost=cost)
+    full = answer.work(key + "speedup_compute_bound", "x", "expected_tokens / (gamma + 1)",
+                       "verification multiplies the FLOP; the drafter left out")
+    here = answer.work(key + "speedup", "x",
+                       "expected_tokens * step_s / (verify_s + gamma * cost * step_s)",
+                       "the step-time equation at this batch", cost=cost,
+                       step_s=decode_step(d, batch).step_s,
+                       verify_s=decode_step(d, batch, tokens_per_seq=gamma + 1).step_s)
     answer.add(key + "batch", batch, "sequences")
     ranges = answer.add(key + "losing_batches", losing_batches(d, alpha, gamma, cost))
     answer.add(key + "turning_batch", next((first for first, _ in ranges if first > 1), None))
-    rows = [{"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
-             "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)]
-    answer.add(key + "table", rows)
+    rows = answer.add(key + "table", [
+        {"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
+         "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)])
     text = ranges_text(ranges)
     if ranges and ranges[0][0] > case.limit:
         text += f", past the KV limit of {case.limit}"
@@ -5027,24 +4928,21 @@ def lora_params(model: Model, rank: int) -> int:
 def say_lora(case: Case, answer: Answer) -> None:
     """Adapters against this deployment's KV pool, and their extra FLOP."""
     d, rank, number = case.d, case.args.lora_rank, case.args.lora_count
-    params = answer.add("lora.params", lora_params(d.model, rank), "parameters", "rank * widths",
-                        "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
-                        rank=rank, widths=lora_params(d.model, 1))
-    size = answer.add("lora.bytes", params * ACTIVATION_BYTES, "MB", "params * bytes_each",
-                      "adapters stay in BF16", params=params, bytes_each=ACTIVATION_BYTES)
-    held = answer.add("lora.bytes_per_gpu", case.memory.adapter_bytes, "B",
-                      "count * size / tp * stage_share", "S-LoRA (2311.03285): adapters share "
-                      "memory with the KV pool", count=number, size=size, tp=d.tp,
-                      stage_share=d.stage_share)
-    per_token = case.memory.sequence_bytes / d.ctx_tokens
-    lost = answer.add("lora.kv_tokens_lost", held / per_token * d.attention_dp, "tokens",
-                      "held / kv_bytes_per_token * attention_dp", BUDGET, held=held,
-                      kv_bytes_per_token=per_token, attention_dp=d.attention_dp)
-    active = d.model.active_params if d.model.experts else d.model.params
-    extra = answer.add("lora.extra_flop_share", params / active, "", "params / active_params",
-                       "2 FLOP a parameter, a token", params=params, active_params=active)
-    answer.add("lora.rank", rank)
-    answer.add("lora.count", number)
+    params = answer.work("lora.params", "parameters", "rank * widths",
+                         "r (d_in + d_out) a matrix: LoRA (2106.09685); q k v o gate up down",
+                         rank=rank, widths=lora_params(d.model, 1))
+    size = answer.work("lora.bytes", "MB", "params * bytes_each", "adapters stay in BF16",
+                       bytes_each=ACTIVATION_BYTES)
+    held = answer.work("lora.bytes_per_gpu", "B", "count * size / tp * stage_share",
+                       "S-LoRA (2311.03285): adapters share memory with the KV pool", count=number,
+                       size=size)
+    lost = answer.work("lora.kv_tokens_lost", "tokens", "held / kv_bytes_per_token * attention_dp",
+                       BUDGET, held=held,
+                       kv_bytes_per_token=case.memory.sequence_bytes / d.ctx_tokens)
+    extra = answer.work("lora.extra_flop_share", "", "params / active_params",
+                        "2 FLOP a parameter, a token", active_params=(
+                            d.model.active_params if d.model.experts else d.model.params))
+    answer.inputs("lora.", rank=rank, count=number)
     answer.add("lora.max_seqs", case.memory.max_seqs, "sequences")
     without = memory_of(d._replace(adapter_bytes=0.0)).max_seqs
     experts = "; routed experts carry no adapter here" if d.model.experts else ""
@@ -5058,8 +4956,8 @@ def say_lora(case: Case, answer: Answer) -> None:
 def say_cost(case: Case, answer: Answer) -> None:
     """Price of a million tokens: the bound, a usual share of it, or as measured."""
     d, args, batch = case.d, case.args, case.batch
-    hourly = answer.add("cost.deployment_per_hour", args.gpu_price * d.gpus, "$",
-                        "gpu_price * gpus", "--gpu-price", gpu_price=args.gpu_price, gpus=d.gpus)
+    hourly = answer.work("cost.deployment_per_hour", "$", "gpu_price * gpus", "--gpu-price",
+                         gpu_price=args.gpu_price)
     tok_s, typical, basis = args.tok_s, None, "as measured (--tok-s)"
     if tok_s is None and batch:
         tok_s = batch / case.step.step_s * d.replicas
@@ -5069,17 +4967,15 @@ def say_cost(case: Case, answer: Answer) -> None:
     if not tok_s:
         answer.say("COST", f"${hourly:.2f}/h; no throughput to divide it by")
         return
-    per_million = answer.add("cost.per_1m_output", per_1m(hourly, tok_s), "$",
-                             "per_hour / (tok_s * 3600) * 1e6", "price over throughput",
-                             per_hour=hourly, tok_s=tok_s)
+    per_million = answer.work("cost.per_1m_output", "$", PER_1M, "price over throughput",
+                              per_hour=hourly, tok_s=tok_s)
     answer.add("cost.tok_s", tok_s, "tok/s", source=basis)
     line = f"${hourly:.2f}/h; {count(tok_s)} tok/s {basis}: ${per_million:.3f} per 1M output tokens"
     if typical:
         line += f"; ${per_1m(hourly, typical):.3f} at {TYPICAL_MBU:.0%} MBU"
     rate = prefill_tok_s(d, d.prompt_tokens, TYPICAL_MFU)
-    given = answer.add("cost.per_1m_input", per_1m(hourly, rate), "$", "per_hour / (tok_s * 3600) "
-                       "* 1e6", f"GPUs that do nothing but prefill, {TYPICAL_MFU:.0%} MFU, "
-                       "attention included", per_hour=hourly, tok_s=rate)
+    given = answer.work("cost.per_1m_input", "$", PER_1M, f"GPUs that do nothing but prefill, "
+                        f"{TYPICAL_MFU:.0%} MFU, attention included", per_hour=hourly, tok_s=rate)
     lines = [line, f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU"]
     if d.output_tokens and typical:
         busy_s = d.prompt_tokens / rate + d.output_tokens / typical
@@ -5094,6 +4990,7 @@ def say_cost(case: Case, answer: Answer) -> None:
     answer.say("COST", *lines)
     if args.serverless_price is not None:
         say_break_even(case, answer, hourly, typical or tok_s)
+PER_1M = "per_hour / (tok_s * 3600) * 1e6"
 
 
 def per_1m(per_hour: float, tok_s: float) -> float:
@@ -5103,37 +5000,33 @@ def per_1m(per_hour: float, tok_s: float) -> float:
 
 def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> None:
     """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
-    price, gpu_price, gpus = case.args.serverless_price, case.args.gpu_price, case.d.gpus
-    per_gpu = answer.add("break_even.tokens_per_hour_per_gpu", gpu_price * MEGA / price,
-                         "tokens/h", "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
-                         gpu_price=gpu_price, price_per_1m=price)
-    answer.add("break_even.tok_s_per_gpu", per_gpu / HOUR_S, "tok/s", "tokens_per_hour / 3600",
-               "sustained", tokens_per_hour=per_gpu)
-    hour = answer.add("break_even.tokens_per_hour", hourly * MEGA / price, "tokens/h",
-                      "per_hour * 1e6 / price_per_1m", "deployment $/h over $/token",
-                      per_hour=hourly, price_per_1m=price)
-    rate = answer.add("break_even.tok_s", hour / HOUR_S, "tok/s", "tokens_per_hour / 3600",
-                      "sustained", tokens_per_hour=hour)
-    share = answer.add("break_even.share_of_tok_s", rate / tok_s, "", "break_even / tok_s",
-                       "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
+    price, gpus, key = case.args.serverless_price, case.d.gpus, "break_even."
+    per_gpu = answer.work(key + "tokens_per_hour_per_gpu", "tokens/h",
+                          "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
+                          gpu_price=case.args.gpu_price, price_per_1m=price)
+    each = answer.work(key + "tok_s_per_gpu", "tok/s", "tokens_per_hour / 3600", "sustained",
+                       tokens_per_hour=per_gpu)
+    answer.work(key + "tokens_per_hour", "tokens/h", "per_hour * 1e6 / price_per_1m",
+                "deployment $/h over $/token", per_hour=hourly, price_per_1m=price)
+    rate = answer.work(key + "tok_s", "tok/s", "tokens_per_hour / 3600", "sustained")
+    share = answer.work(key + "share_of_tok_s", "", "break_even / tok_s",
+                        "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
     reach = (f"{share:.0%} of the {count(tok_s)} tok/s it can be expected to do" if share <= 1 else
              f"more than the {count(tok_s)} tok/s it can be expected to do: serverless is cheaper "
              "at any load")
     all_gpus = f" ({count(rate)} for all {gpus})" if gpus > 1 else ""
     answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
-               f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(per_gpu / HOUR_S)} tok/s "
+               f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(each)} tok/s "
                f"sustained{all_gpus}: {reach}")
 
 
 def say_cold_start(case: Case, answer: Answer) -> None:
     """From nothing to serving: image pull, weights from storage, engine start."""
     d, args = case.d, case.args
-    load = answer.add("cold_start.load_s", d.weight_bytes / args.storage.bytes_s, "s",
-                      "weight_bytes / storage", "weights over storage bandwidth",
-                      weight_bytes=d.weight_bytes, storage=args.storage.bytes_s)
-    total = answer.add("cold_start.total_s", args.pull_s + load + args.init_s, "s",
-                       "pull_s + load_s + init_s", "--pull-s, --init-s", pull_s=args.pull_s,
-                       load_s=load, init_s=args.init_s)
+    load = answer.work("cold_start.load_s", "s", "weight_bytes / storage",
+                       "weights over storage bandwidth", storage=args.storage.bytes_s)
+    total = answer.work("cold_start.total_s", "s", "pull_s + load_s + init_s",
+                        "--pull-s, --init-s", pull_s=args.pull_s, init_s=args.init_s)
     answer.add("cold_start.weight_bytes", d.weight_bytes, "B")
     answer.add("cold_start.storage_bytes_s", args.storage.bytes_s, "B/s")
     absent = [what for what, value in (("image pull (--pull-s)", args.pull_s),
@@ -5147,34 +5040,38 @@ def say_kv_transfer(case: Case, answer: Answer) -> None:
     """Shipping a prompt's KV cache to a decode pool, against the stall that it removes."""
     d, link = case.d, case.args.kv_link
     tokens = d.ctx_tokens if case.args.input_len is None else d.prompt_tokens
-    once = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), tokens)
+    once = shipped_bytes(d, tokens)
     size = answer.add("kv_transfer.bytes", once, "MB", "bytes_per_token * tokens",
                       "KV cache of the prompt, replicated copies sent once",
                       bytes_per_token=once / tokens, tokens=tokens)
-    seconds = answer.add("kv_transfer.seconds", size / link.bytes_s, "s", "kv_bytes / link",
-                         "--kv-link", kv_bytes=size, link=link.bytes_s)
+    seconds = answer.work("kv_transfer.seconds", "s", "kv_bytes / link", "--kv-link",
+                          kv_bytes=size, link=link.bytes_s)
     formula, numbers = prefill_formula(d, tokens)
     stall = answer.add("kv_transfer.interference_s", prefill_seconds(d, tokens), "s", formula,
                        "DistServe (2401.09670): a prefill stalls each stream of the batch; at the "
                        "bound", **numbers)
-    needed = answer.add("kv_transfer.break_even_bytes_s", size / stall, "B/s", "kv_bytes / stall_s",
-                        "where both are equal", kv_bytes=size, stall_s=stall)
+    needed = answer.work("kv_transfer.break_even_bytes_s", "B/s", "kv_bytes / stall_s",
+                         "where both are equal", kv_bytes=size, stall_s=stall)
     pays = answer.add("kv_transfer.pays", seconds < stall)
     answer.add("kv_transfer.tokens", tokens, "tokens")
     streams = f"each of {case.batch} streams" if case.batch else "each stream"
-    verdict = "pays" if pays else "does NOT pay"
     answer.say("P/D TRANSFER", f"{count(tokens)} tokens: {figure(size / GIGA)} GB in "
                f"{figure(seconds / MS)} ms over {link.name}; the prefill would stall {streams} for "
                f"{figure(stall / MS)} ms (bound)",
-               f"{verdict}: from {scaled(needed, 'B/s')} the transfer is the shorter; real links "
-               "reach less than their rate")
+               f"{'pays' if pays else 'does NOT pay'}: from {scaled(needed, 'B/s')} the transfer "
+               "is the shorter; real links reach less than their rate")
+
+
+def shipped_bytes(d: Deployment, tokens: float) -> float:
+    """KV cache of so many tokens, whole model, replicated copies counted once [B]."""
+    return sequence_bytes(d._replace(tp=1, dcp=1, pp=1), tokens)
 
 
 def say_queueing(case: Case, answer: Answer) -> None:
     """How long a request waits at a given utilisation, in service times."""
     rho = case.args.rho
-    wait = answer.add("queueing.wait_over_service", rho / (1 - rho), "x", "rho / (1 - rho)",
-                      "M/M/1 mean wait: Kleinrock, Queueing Systems I", rho=rho)
+    wait = answer.work("queueing.wait_over_service", "x", "rho / (1 - rho)",
+                       "M/M/1 mean wait: Kleinrock, Queueing Systems I", rho=rho)
     answer.add("queueing.rho", rho)
     answer.say("QUEUEING", f"at {rho:.0%} utilisation the mean wait is {figure(wait)}x the "
                "service time (M/M/1); size for 60-75% of measured saturation")
@@ -5187,39 +5084,37 @@ BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 def say_engine(case: Case, answer: Answer) -> None:
     """What the engine will log at start-up, and what it would refuse."""
     d, s = case.d, settings_of(case.d, case.args, case.plan)
-    log = case.args.startup_log
+    log = case.args.startup_log or {}
     if log:
         d, s = as_logged(d, s, log, case.args)
-    reserve = logged_reserve(d, s, log)
-    found = engine_answer(d, s, reserve, (log or {}).get("weights_bytes"))
+    logged = logged_of(d, s, log)
+    found = engine_answer(d, s, logged)
     record_engine(d, s, found, answer)
     m = found.memory
-    version = dotted(s.version) or "(version not given)"
-    parts = [f"weights {m.weights_bytes / GIB:.2f}"]
-    parts += [f"{name} {size / GIB:.2f}" for name, size in (
-        ("activations", m.activation_bytes),
-        ("not torch's" if reserve is None else "reserve (logged)", m.other_bytes),
-        ("CUDA graphs", m.graphs_bytes)) if size]
+    parts = [f"{name} {size / GIB:.2f}" for name, size in (
+        ("weights", m.weights_bytes), ("activations", m.activation_bytes),
+        ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
+        ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else "")
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    lines = [f"{s.engine} {version}{own}: {m.requested_bytes / GIB:.2f} GiB of "
-             f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = {' + '.join(parts)} + KV"
-             + (f" ({basis})" if basis else ""),
-             f"Available KV cache memory: {room_text(found)}"]
+    room = f"Available KV cache memory: {room_text(found)}"
+    if s.engine == "vllm" and not s.version and not log:
+        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
+        room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
+                 f"{dotted(NEWEST_VLLM)} on")
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
-    lines.append(f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
-                 f"{found.concurrency:.2f}x")
-    if s.engine == "vllm" and not s.version and not log:
-        newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
-        text = f"{newest / GIB:.2f}" if newest > 0 else "none"
-        lines[-2] += f"; {text} from {dotted(NEWEST_VLLM)} on"
-    lines.append(f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
-                 f"{count(s.max_num_batched_tokens)}")
-    lines += [draft_text(d, s, bool(log and "weights_bytes" in log))] if s.draft.method else []
-    answer.say("ENGINE", *lines)
+    answer.say(
+        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
+        f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
+        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""), room,
+        f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
+        f"{found.concurrency:.2f}x",
+        f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
+        f"{count(s.max_num_batched_tokens)}",
+        *([draft_text(d, s, "weights_bytes" in log)] if s.draft.method else []))
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
 
@@ -5248,28 +5143,28 @@ def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
 
 def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answer) -> None:
     """The steps of the engine's accounting."""
-    m, key = found.memory, "engine."
-    for name in ("engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
-        answer.add(key + ("name" if name == "engine" else name), getattr(s, name))
-    answer.add(key + "version", dotted(s.version) or None)
-    answer.add(key + "draft_method", s.draft.method or None)
+    m, pool, key = found.memory, found.pool, "engine."
+    answer.inputs(key, name=s.engine, max_model_len=s.max_model_len, max_num_seqs=s.max_num_seqs,
+                  max_num_batched_tokens=s.max_num_batched_tokens, util=s.util,
+                  version=dotted(s.version) or None, draft_method=s.draft.method or None)
     answer.add(key + "draft_bytes", draft_bytes(d, s), "B", source="the drafter's weights, of "
                "weights_bytes: about a layer of the model")
     answer.add(key + "draft_layers", draft_layers(d.model, s.draft), "layers",
                source="with a KV cache of their own")
-    answer.add(key + "total_bytes", m.total_bytes, "B", source="presets.json torch_gib")
-    answer.add(key + "requested_bytes", m.requested_bytes, "B", source="utilisation of it")
-    answer.add(key + "weights_bytes", m.weights_bytes, "B", source="weights as stored on a rank; "
-               "rotary tables, padding and allocator with them")
-    for name in ("activation", "other", "graphs"):
-        answer.add(f"{key}{name}_bytes", getattr(m, name + "_bytes"), "B", source=ENGINE_SOURCE)
+    for name, size, source in (
+            ("total", m.total_bytes, "presets.json torch_gib"),
+            ("requested", m.requested_bytes, "utilisation of it"),
+            ("weights", m.weights_bytes, "weights as stored on a rank; rotary tables, padding and "
+             "allocator with them"),
+            ("activation", m.activation_bytes, ENGINE_SOURCE),
+            ("other", m.other_bytes, ENGINE_SOURCE), ("graphs", m.graphs_bytes, ENGINE_SOURCE)):
+        answer.add(f"{key}{name}_bytes", size, "B", source=source)
     answer.add(key + "available_kv_bytes", m.available_bytes, "B",
                "requested - weights - activation - other - graphs", ENGINE_SOURCE,
                requested=m.requested_bytes, weights=m.weights_bytes, graphs=m.graphs_bytes,
                activation=m.activation_bytes, other=m.other_bytes)
     answer.add(key + "available_kv_low_bytes", found.low_bytes, "B", source="tests/bench_logs.py")
     answer.add(key + "available_kv_high_bytes", found.high_bytes, "B", source="tests/bench_logs.py")
-    pool = found.pool
     answer.add(key + "num_gpu_blocks", pool.blocks if pool else None, "blocks", source=BLOCKS)
     answer.add(key + "block_tokens", max(g.block_tokens for g in pool.groups) if pool
                else s.block_tokens, "tokens")
@@ -5285,43 +5180,33 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
     if log.get("tp", d.tp) != d.tp:
         raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
                         f"add --tp {log['tp']:.0f}")
-    if "total_bytes" in log:
-        d = d._replace(gpu=d.gpu._replace(torch_bytes=log["total_bytes"]))
+    gpu = d.gpu._replace(torch_bytes=log.get("total_bytes", d.gpu.torch_bytes))
     asked = s.asked
     if "util" in log and "util" not in args.given:
         asked = asked._replace(util=log["util"])
     if "max_model_len" in log and "ctx" not in args.given:
         asked = asked._replace(max_model_len=int(log["max_model_len"]))
-    if "version" in log and not asked.version:
-        asked = asked._replace(version=log["version"])
-    return d, engine_settings(d, asked)
+    d = d._replace(gpu=gpu)
+    return d, engine_settings(d, asked._replace(version=asked.version or log.get("version", ())))
 
 
-def logged_reserve(d: Deployment, s: Settings, log: Optional[Mapping[str, Any]]) -> Optional[float]:
-    """What a log leaves for neither weights nor KV [B]: total * utilisation - weights - KV.
+def logged_of(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Logged:
+    """What a log says of weights, and leaves for neither weights nor KV [B].
 
-    None where the log does not say enough. The utilisation is the log's own.
+    total * utilisation - weights - KV, the KV cache as stated, else its blocks or tokens at this
+    model's bytes; None where the log does not say enough. The utilisation is the log's own.
     """
-    if not log:
-        return None
-    left = logged_kv_bytes(d, s, log)
+    weights, left = log.get("weights_bytes"), log.get("available_kv_bytes")
+    if left is None and {"num_gpu_blocks", "kv_cache_tokens"} & set(log):
+        groups, block = kv_groups(d, s)
+        blocks = log.get("num_gpu_blocks")
+        if blocks is None and len(groups) == 1:
+            blocks = log["kv_cache_tokens"] / groups[0].block_tokens
+        left = None if blocks is None else blocks * block * d.stage_share
     if left is None:
-        return None
-    util = log.get("util", s.util)
-    base = engine_stages(d, s._replace(util=util), 0.0, log.get("weights_bytes"))
-    return min(m.requested_bytes - m.weights_bytes for m in base) - left
-
-
-def logged_kv_bytes(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Optional[float]:
-    """The KV cache of a log [B]: as stated, else its blocks or tokens at this model's bytes."""
-    if "available_kv_bytes" in log:
-        return float(log["available_kv_bytes"])
-    groups, block = kv_groups(d, s)
-    if "num_gpu_blocks" in log:
-        return float(log["num_gpu_blocks"] * block * d.stage_share)
-    if "kv_cache_tokens" in log and len(groups) == 1:
-        return float(log["kv_cache_tokens"] / groups[0].block_tokens * block * d.stage_share)
-    return None
+        return Logged(None, weights)
+    base = engine_stages(d, s._replace(util=log.get("util", s.util)), Logged(0.0, weights))
+    return Logged(min(m.requested_bytes - m.weights_bytes for m in base) - left, weights)
 
 
 LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
@@ -5343,25 +5228,23 @@ def say_startup_log(case: Case, answer: Answer) -> None:
     for name, label in LOGGED:
         if name not in log:
             continue
-        value = predicted.get(name, getattr(found.memory, name, None))
-        answer.add(f"startup_log.{name}", log[name], "B" if name.endswith("_bytes") else "")
-        answer.add(f"startup_log.predicted_{name}", value, "B" if name.endswith("_bytes") else "")
-        if value is None:
-            continue
         unit = "B" if name.endswith("_bytes") else ""
-        off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
-        lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
-                     f"{scaled(value, unit)}{off}")
-    reserve = answer.add("startup_log.reserve_bytes", logged_reserve(d, s, log), "B",
+        answer.add(f"startup_log.{name}", log[name], unit)
+        value = answer.add(f"startup_log.predicted_{name}",
+                           predicted.get(name, getattr(found.memory, name, None)), unit)
+        if value is not None:
+            off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
+            lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
+                         f"{scaled(value, unit)}{off}")
+    reserve = answer.add("startup_log.reserve_bytes", logged_of(d, s, log).reserve_bytes, "B",
                          source="total * utilisation - weights - KV cache of the log")
     if reserve is not None:
-        memory = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve)))
-        answer.add("startup_log.budget_max_seqs", memory.max_seqs, "sequences")
-        answer.add("startup_log.budget_max_kv_tokens", round(memory.max_seqs * d.ctx_tokens),
-                   "tokens")
+        seqs = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve))).max_seqs
+        answer.add("startup_log.budget_max_seqs", seqs, "sequences")
+        answer.add("startup_log.budget_max_kv_tokens", round(seqs * d.ctx_tokens), "tokens")
         lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
-                     f"budget above becomes {count(memory.max_seqs * d.ctx_tokens)} tokens, "
-                     f"{sequences_text(memory.max_seqs)} sequences of {count(d.ctx_tokens)}")
+                     f"budget above becomes {count(seqs * d.ctx_tokens)} tokens, "
+                     f"{sequences_text(seqs)} sequences of {count(d.ctx_tokens)}")
     answer.say("STARTUP LOG", *lines)
 
 
@@ -5388,10 +5271,8 @@ def say_plan(case: Case, answer: Answer) -> None:
 
 def slo_text(load: Load) -> str:
     """The SLOs in words."""
-    parts = [f"{name} p99 < {scaled(value, 's')}" for name, value in (
-        ("TTFT", load.slo_ttft_s), ("TPOT", load.slo_tpot_s), ("E2E", load.slo_e2e_s))
-        if value < math.inf]
-    return ", ".join(parts) or "none: throughput alone"
+    return ", ".join(f"{name.upper()} p99 < {scaled(slo_s, 's')}"
+                     for name, slo_s in load.slos.items()) or "none: throughput alone"
 
 
 def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5400,12 +5281,9 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.engine", plan.engine)
     answer.add("plan.rate_rps", load.rate_rps, "req/s", source="--rate, at peak")
     answer.add("plan.mean_rate_rps", load.mean_rate_rps, "req/s", source="--mean-rate")
-    for name, value in (("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s),
-                        ("e2e", load.slo_e2e_s)):
-        answer.add(f"plan.slo_{name}_s", value if value < math.inf else None, "s",
-                   source=f"--slo-{name}-ms, p99")
-    answer.add("plan.input_len", load.input_len.text)
-    answer.add("plan.output_len", load.output_len.text)
+    for name in SLOS:
+        answer.add(f"plan.slo_{name}_s", load.slos.get(name), "s", source=f"--slo-{name}-ms, p99")
+    answer.inputs("plan.", input_len=load.input_len.text, output_len=load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
                source="--shared-prefix-len")
     rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
@@ -5416,41 +5294,36 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
 
 def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 2: Little's law against the KV pool."""
-    load = plan.load
-    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    load, each = plan.load, plan.kv_tokens_per_replica
     answer.add("plan.in_flight", plan.in_flight, "requests", "rate * (ttft_allowance + output * "
-               "tpot)", f"{LITTLE}; TPOT at {TPOT_MARGIN:.0%} of its SLO", rate=rate,
+               "tpot)", f"{LITTLE}; TPOT at {TPOT_MARGIN:.0%} of its SLO", rate=plan.rate_rps,
                ttft_allowance=TTFT_ALLOWANCE_S, output=load.output_len.mean,
                tpot=plan.planned_tpot_s)
-    needed = answer.add("plan.kv_tokens_needed", plan.kv_tokens_needed, "tokens",
-                        "in_flight * (input + output)", "shared prefix not deducted",
-                        in_flight=plan.in_flight, input=load.input_len.mean,
-                        output=load.output_len.mean)
-    wanted = answer.add("plan.kv_tokens_wanted", needed * KV_MARGIN, "tokens", "needed * margin",
-                        "the runbook's 1.5", needed=needed, margin=KV_MARGIN)
-    held = answer.add("plan.kv_tokens_held", plan.kv_tokens_per_replica * plan.replicas, "tokens",
-                      "per_replica * replicas", BUDGET, per_replica=plan.kv_tokens_per_replica,
-                      replicas=plan.replicas)
+    needed = answer.work("plan.kv_tokens_needed", "tokens", "in_flight * (input + output)",
+                         "shared prefix not deducted", input=load.input_len.mean,
+                         output=load.output_len.mean)
+    wanted = answer.work("plan.kv_tokens_wanted", "tokens", "needed * margin",
+                         "the runbook's 1.5", needed=needed, margin=KV_MARGIN)
+    held = answer.work("plan.kv_tokens_held", "tokens", "per_replica * replicas", BUDGET,
+                       per_replica=each, replicas=plan.replicas)
     answer.add("plan.kv_holds", held >= wanted)
-    least = (math.ceil(wanted / plan.kv_tokens_per_replica) if plan.kv_tokens_per_replica else None)
-    answer.add("plan.replicas_for_kv", least)
-    verdict = "hold them" if held >= wanted else "do NOT hold them by this rule"
+    least = answer.add("plan.replicas_for_kv", math.ceil(wanted / each) if each else None)
     if not plan.replicas:
-        answer.say("2 FIT", f"one replica holds {count(plan.kv_tokens_per_replica)} KV tokens; a "
+        answer.say("2 FIT", f"one replica holds {count(each)} KV tokens; a "
                    f"request takes {count(load.context_tokens)} on average")
         return
-    answer.say("2 FIT", f"Little: {figure(rate)} x ({TTFT_ALLOWANCE_S:g} s + "
+    answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
-               f"{counted(least or 1, 'replica')} of {count(plan.kv_tokens_per_replica)}; "
-               f"{plan.replicas} {verdict}")
+               f"{counted(least or 1, 'replica')} of {count(each)}; {plan.replicas} "
+               + ("hold them" if held >= wanted else "do NOT hold them by this rule"))
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 3: can one stream be fast enough at all, and what is expected at this load."""
-    d, load = case.d, plan.load
-    floor = answer.add("plan.tpot_floor_s", decode_step(d, 1, mbu=TYPICAL_MBU).step_s, "s",
+    load = plan.load
+    floor = answer.add("plan.tpot_floor_s", decode_step(case.d, 1, mbu=TYPICAL_MBU).step_s, "s",
                        source=f"one stream at {TYPICAL_MBU:.0%} MBU")
     line = f"one stream {scaled(floor, 's')} at {TYPICAL_MBU:.0%} MBU"
     if plan.steady:
@@ -5469,17 +5342,15 @@ def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 4: the prefill of the p99 prompt, cold and with its prefix cached."""
     d, load = case.d, plan.load
-    long = load.input_len.quantile(0.99)
-    answer.add("plan.input_p99_tokens", long, "tokens", source="p99 of --input-len")
-    fresh = max(1.0, long - load.shared_tokens)
-    formula, numbers = prefill_formula(d, long)
-    cold = answer.add("plan.ttft_floor_s", prefill_seconds(d, long, TYPICAL_MFU), "s", formula,
-                      f"p99 prompt at {TYPICAL_MFU:.0%} of the peak", **dict(numbers,
-                                                                            mfu=TYPICAL_MFU))
-    formula, numbers = prefill_formula(d, fresh)
-    warm = answer.add("plan.ttft_floor_cached_s", prefill_seconds(d, fresh, TYPICAL_MFU), "s",
-                      formula, "the same with the shared prefix cached", **dict(numbers,
-                                                                              mfu=TYPICAL_MFU))
+    long = answer.add("plan.input_p99_tokens", load.input_len.quantile(0.99), "tokens",
+                      source="p99 of --input-len")
+    cold, warm = (answer.add(
+        key, prefill_seconds(d, tokens, TYPICAL_MFU), "s", formula, source,
+        **dict(numbers, mfu=TYPICAL_MFU)) for key, tokens, source in (
+            ("plan.ttft_floor_s", long, f"p99 prompt at {TYPICAL_MFU:.0%} of the peak"),
+            ("plan.ttft_floor_cached_s", max(1.0, long - load.shared_tokens),
+             "the same with the shared prefix cached"))
+        for formula, numbers in (prefill_formula(d, tokens),))
     line = f"p99 prompt of {count(long)}: {scaled(cold, 's')} cold"
     if load.shared_tokens:
         line += f", {scaled(warm, 's')} with the prefix cached"
@@ -5496,45 +5367,37 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("4 TTFT FLOOR", line)
 
 
-def plan_flags(case: Case, plan: Plan) -> Dict[str, Any]:
+def plan_flags(d: Deployment, plan: Plan) -> Dict[str, Any]:
     """The engine settings of a plan, by vLLM's names."""
-    d = case.d
     flags: Dict[str, Any] = {
         "tensor-parallel-size": d.tp, "gpu-memory-utilization": d.util,
         "max-model-len": plan.max_model_len, "max-num-seqs": plan.max_num_seqs,
         "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
-    if d.kv.bytes <= 1:
-        flags["kv-cache-dtype"] = d.kv.name
-    if d.weights.bytes < 2 and d.model.native != d.weights.name:
-        flags["quantization"] = d.weights.name
-    if d.attention_dp > 1:
-        flags["data-parallel-size"] = d.dp
-    if d.ep > 1:
-        flags["enable-expert-parallel"] = True
-    return flags
-
-
-def rejected_share(case: Case, plan: Plan) -> float:
-    """Share of the requests that are longer than the model's own context, by mean outputs."""
-    most = (case.d.model.max_len or math.inf) - plan.load.output_len.mean
-    return sum(plan.load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000
+    asked = (("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
+             ("quantization", d.weights.name,
+              d.weights.bytes < 2 and d.model.native != d.weights.name),
+             ("data-parallel-size", d.dp, d.attention_dp > 1),
+             ("enable-expert-parallel", True, d.ep > 1))
+    return {**flags, **{name: value for name, value, wanted in asked if wanted}}
 
 
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
-    load = plan.load
-    rejected = answer.add("plan.rejected_share", rejected_share(case, plan))
+    load, most = plan.load, (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    rejected = answer.add("plan.rejected_share", sum(
+        load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000)
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
                source="p99.9 input + p99.9 output, up to a multiple of 1,024")
     answer.add("plan.max_num_seqs", plan.max_num_seqs, "sequences", source="in flight a replica x "
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
-    answer.add("plan.flags", plan_flags(case, plan))
-    stall = expected_prefill_s(case.d, plan.max_num_batched_tokens, case.cal)
-    answer.add("plan.chunk_stall_s", stall, "s", source="a step filled with prefill, expected")
+    answer.add("plan.flags", plan_flags(case.d, plan))
+    stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
+        case.d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
+        "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
-             f"{plan.max_num_seqs} ({count(plan.in_flight / max(1, plan.fleet))} in flight x "
+             f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
              f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
              f"chunk holds every stream up {scaled(stall, 's')})"]
     if rejected:
@@ -5554,11 +5417,8 @@ def plan_measure(case: Case, plan: Plan, answer: Answer) -> None:
     words = ["loadgen.py URL --find-goodput", f"--input-len {load.input_len.text}",
              f"--output-len {load.output_len.text}"]
     words += [f"--shared-prefix-len {load.shared_tokens}"] * bool(load.shared_tokens)
-    words += [f"--slo-{name}-ms {figure(value / MS, 6)}" for name, value in (
-        ("ttft", load.slo_ttft_s), ("tpot", load.slo_tpot_s), ("e2e", load.slo_e2e_s))
-        if value < math.inf]
-    answer.add("plan.measure_command", " ".join(words))
-    answer.say("6 MEASURE", f"one replica: {' '.join(words)}")
+    words += [f"--slo-{name}-ms {figure(slo_s / MS, 6)}" for name, slo_s in load.slos.items()]
+    answer.say("6 MEASURE", "one replica: " + answer.add("plan.measure_command", " ".join(words)))
 
 
 def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5570,8 +5430,7 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     answer.add("plan.batch_per_replica", plan.steady and plan.steady.batch, "requests",
                source=PLAN_SOURCE)
     if best is None:
-        answer.add("plan.replicas", 0)
-        answer.add("plan.spares", 0)
+        answer.inputs("plan.", replicas=0, spares=0)
         answer.say("7 SCALE OUT", "not even one request at a time meets this: "
                    f"{LIMIT_NAMES[plan.binding]} gives way first; {LIMIT_KNOBS[plan.binding]}")
         return
@@ -5582,20 +5441,19 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
     else:
         answer.add("plan.replicas", plan.replicas)
     answer.add("plan.spares", plan.spares, source="N+1")
-    answer.add("plan.gpus", plan.replicas * case.d.replica_gpus, "GPUs")
+    answer.add("plan.gpus", plan.gpus, "GPUs")
     lines = [f"one replica sustains {figure(rate)} req/s ({figure(best.batch)} in flight, TPOT "
              f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, "
              f"{best.prefill_share:.0%} of it prefill); one more breaks "
              f"{LIMIT_NAMES[plan.binding]}"]
     if load.rate_rps:
         lines.append(f"ceil({figure(load.rate_rps)} / {figure(rate)} / {HEADROOM:g}) = "
-                     f"{counted(plan.replicas, 'replica')} = "
-                     f"{counted(plan.replicas * case.d.replica_gpus, 'GPU')}, and "
+                     f"{counted(plan.replicas, 'replica')} = {counted(plan.gpus, 'GPU')}, and "
                      f"{plan.spares} spare for N+1")
         if plan.fleet != plan.replicas:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
-        lines.append(margins_text(case, plan, answer))
+        lines.append(margins_text(case, plan, load.rate_rps, answer))
     if plan.borne_rps < rate:
         lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(plan.borne_rps)} req/s: "
                      "enough for the plan, to be raised where a replica must carry more")
@@ -5620,15 +5478,14 @@ LIMIT_KNOBS = {"max_model_len": "more TP, --kv fp8, fewer weight bytes, shorter 
                "e2e": "more TP, fewer weight bytes, shorter outputs"}
 
 
-def margins_text(case: Case, plan: Plan, answer: Answer) -> str:
+def margins_text(case: Case, plan: Plan, rate_rps: float, answer: Answer) -> str:
     """Each stacked margin by name, and their product."""
-    assert plan.sustained is not None and plan.load.rate_rps
     full, _ = Replica(case.d, plan.load, case.cal).sustained(1.0)
-    exact = plan.load.rate_rps / plan.rate_per_replica_rps / HEADROOM
+    exact = rate_rps / plan.rate_per_replica_rps / HEADROOM
     margins = {"tpot_margin": full.rate_rps / plan.rate_per_replica_rps if full else 1.0,
                "headroom": 1 / HEADROOM, "rounding_up": plan.replicas / exact}
-    product = answer.add("plan.margin_product", math.prod(margins.values()), "x",
-                         " * ".join(margins), "each margin that is in the replica count", **margins)
+    product = answer.work("plan.margin_product", "x", " * ".join(margins),
+                          "each margin that is in the replica count", **margins)
     answer.add("plan.margins", {**margins, "kv_tokens": KV_MARGIN, "batch_slots": SEQS_MARGIN,
                                 "ttft_allowance_s": TTFT_ALLOWANCE_S})
     return (f"margins in the replicas: rate at the whole SLO {figure(margins['tpot_margin'])}x, "
@@ -5639,20 +5496,17 @@ def margins_text(case: Case, plan: Plan, answer: Answer) -> str:
 
 def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
-    load, d = plan.load, case.d
-    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
-    replica, link = Replica(d, load, case.cal), case.args.kv_link or d.far_link
-    sent = sequence_bytes(d._replace(tp=1, dcp=1, pp=1), load.input_len.mean)
+    replica, link = Replica(case.d, plan.load, case.cal), case.args.kv_link or case.d.far_link
+    sent = shipped_bytes(case.d, plan.load.input_len.mean)
     seconds = sent / link.bytes_s if link else None
     borne = [replica.prefill_only(seconds or 0.0)]
     replica.prefill_s = replica.p99_prefill_s = 0.0
     decode, _ = replica.sustained()
     borne.append(decode.rate_rps if decode else 0.0)
-    pools = [math.ceil(rate / each / HEADROOM - 1e-9) if each else None for each in borne]
+    pools = [replicas_for(plan.rate_rps, each) if each else None for each in borne]
     pays = answer.add("plan.disaggregation.pays",
                       bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
-    answer.add("plan.disaggregation.prefill_replicas", pools[0])
-    answer.add("plan.disaggregation.decode_replicas", pools[1])
+    answer.inputs("plan.disaggregation.", prefill_replicas=pools[0], decode_replicas=pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
     shown = [count(n) if n else "no number of" for n in pools]
     why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
@@ -5663,49 +5517,52 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
 
 def speculation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether drafting would pay at the planned batch, by the step-time equation."""
-    args = case.args
-    alpha = 0.8 if args.spec_accept is None else args.spec_accept
-    gamma = args.spec_tokens if args.spec_accept is not None else 3
+    alpha, gamma, assumed = acceptance_of(case.args)
     batch = max(1, round(plan.steady.batch if plan.steady else 1))
     gain = answer.add("plan.speculation.speedup", speculative_speedup(
-        case.d, batch, alpha, gamma, args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
+        case.d, batch, alpha, gamma, case.args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
     answer.add("plan.speculation.pays", gain > 1)
-    assumed = "" if args.spec_accept is not None else " (assumed: measure it)"
     return (f"speculative decoding {'would pay' if gain > 1 else 'would not pay'}: "
-            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}{assumed}; "
+            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}"
+            f"{' (assumed: measure it)' if assumed else ''}; "
             "the bound, which a real drafter does not reach")
+
+
+def acceptance_of(args: Any) -> Tuple[float, int, bool]:
+    """Acceptance and drafted tokens of speculation, and whether they are assumed."""
+    if args.spec_accept is None:
+        return 0.8, 3, True
+    return args.spec_accept, args.spec_tokens, False
 
 
 def plan_watch(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 8: what to scale and alert on."""
-    slots = plan.max_num_seqs
-    answer.say("8 AUTOSCALE", f"scale on queue depth and KV utilisation, never on GPU utilisation; "
-               f"alert on TTFT and TPOT p99 against the SLO and on preemptions; {slots} slots a "
-               "replica: a queue that stays above zero is the signal (--autoscale)")
+    answer.say("8 AUTOSCALE", "scale on queue depth and KV utilisation, never on GPU utilisation; "
+               "alert on TTFT and TPOT p99 against the SLO and on preemptions; "
+               f"{plan.max_num_seqs} slots a replica: a queue that stays above zero is the signal "
+               "(--autoscale)")
 
 
 def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 9: what it costs, and five lines that a customer could be sent."""
-    d, load = case.d, plan.load
+    d, load, steady, cal = case.d, plan.load, plan.steady, case.cal
     cost = plan_cost(case, plan, answer)
-    inverse = plan_inverse(case, plan, answer)
-    answer.say("9 REPORT", *cost, *inverse)
-    if not plan.replicas or not plan.steady:
+    answer.say("9 REPORT", *cost, *plan_inverse(case, plan, answer))
+    if not plan.replicas or not steady:
         return
     answer.lines.append("")
-    rate = load.rate_rps or plan.rate_per_replica_rps * d.replicas
     answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
                f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
-               f"{d.weights.name}, KV {d.kv.name}), {plan.replicas * d.replica_gpus} GPUs; "
+               f"{d.weights.name}, KV {d.kv.name}), {plan.gpus} GPUs; "
                f"{plan.spares} more replica for N+1")
-    expected = plan.steady.rate_rps * plan.steady.e2e_s * plan.replicas
-    answer.say("LOAD", f"up to {figure(rate)} requests/s of {count(load.input_len.mean)} tokens "
-               f"in, {count(load.output_len.mean)} out: about {count(expected)} at once expected, "
-               f"{count(plan.in_flight)} planned for")
-    answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(plan.steady.tpot_s, 's')} (80% "
-               f"band {figure(plan.steady.tpot_s * case.cal.low / MS)} to "
-               f"{scaled(plan.steady.tpot_s * case.cal.high, 's')}) on average, TTFT p99 about "
-               f"{figure(plan.steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
+    expected = steady.rate_rps * steady.e2e_s * plan.replicas
+    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
+               f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
+               f"expected, {count(plan.in_flight)} planned for")
+    answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
+               f"band {figure(steady.tpot_s * cal.low / MS)} to "
+               f"{scaled(steady.tpot_s * cal.high, 's')}) on average, TTFT p99 about "
+               f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
     capped = (f" ({figure(plan.borne_rps)} within its {plan.max_num_seqs} slots)"
               if plan.borne_rps < plan.rate_per_replica_rps else "")
     answer.say("LIMIT", f"{figure(plan.rate_per_replica_rps)} requests/s a replica{capped}, where "
@@ -5718,34 +5575,30 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The bill over the tokens, at the peak and at the mean rate; input and output apart."""
     load, price = plan.load, case.args.gpu_price
-    answer.add("plan.cost_per_hour", price and price * plan.replicas * case.d.replica_gpus, "$")
-    rate = load.rate_rps or plan.rate_per_replica_rps * case.d.replicas
+    hourly = answer.add("plan.cost_per_hour", price and price * plan.gpus, "$")
     if not price or not plan.steady or not plan.replicas:
-        for name in ("output", "input", "output_apart"):
-            answer.add(f"plan.cost_per_1m_{name}", None)
+        answer.inputs("plan.cost_per_1m_", output=None, input=None, output_apart=None)
         if not plan.replicas:
             return []
-        hours = per_1m(plan.replicas * case.d.replica_gpus, rate * load.output_len.mean)
+        hours = per_1m(plan.gpus, plan.rate_rps * load.output_len.mean)
         why = f"no price of {case.d.gpu.name}" if case.args.prices else "--gpu-price for money"
         return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; {why}"]
-    hourly = price * plan.replicas * case.d.replica_gpus
     share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
     lines = []
-    for name, at in (("", rate), ("_at_mean_rate", load.mean_rate_rps)):
+    for name, when, at in (("", "at peak", plan.rate_rps),
+                           ("_at_mean_rate", "at the mean rate", load.mean_rate_rps)):
         if not at:
             answer.add(f"plan.cost_per_1m_output{name}", None)
             continue
-        whole = answer.add(f"plan.cost_per_1m_output{name}", per_1m(hourly, at
-                           * load.output_len.mean), "$", "per_hour / (tok_s * 3600) * 1e6",
-                           "the whole bill over the output tokens", per_hour=hourly,
-                           tok_s=at * load.output_len.mean)
-        given = answer.add(f"plan.cost_per_1m_input{name}", per_1m(hourly * share, at
-                           * load.input_len.mean), "$", "per_hour * share / (tok_s * 3600) * 1e6",
-                           "prefill's share of the GPU time, over the input tokens",
-                           per_hour=hourly, share=share, tok_s=at * load.input_len.mean)
-        apart = answer.add(f"plan.cost_per_1m_output_apart{name}", whole * (1 - share), "$",
-                           "whole * (1 - share)", "decode's share", whole=whole, share=share)
-        when = "at the mean rate" if name else "at peak"
+        whole = answer.work(f"plan.cost_per_1m_output{name}", "$", PER_1M,
+                            "the whole bill over the output tokens", per_hour=hourly,
+                            tok_s=at * load.output_len.mean)
+        given = answer.work(f"plan.cost_per_1m_input{name}", "$",
+                            "per_hour * share / (tok_s * 3600) * 1e6",
+                            "prefill's share of the GPU time, over the input tokens",
+                            per_hour=hourly, share=share, tok_s=at * load.input_len.mean)
+        apart = answer.work(f"plan.cost_per_1m_output_apart{name}", "$", "whole * (1 - share)",
+                            "decode's share", whole=whole, share=share)
         lines.append(f"${hourly:.2f}/h; {when} ${whole:.3f} per 1M output tokens with the whole "
                      f"bill on them, or ${given:.3f} per 1M input + ${apart:.3f} per 1M output")
     return lines
@@ -5764,10 +5617,8 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
              f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
-        top = case.ranked[0]
-        answer.add("plan.inverse.cheapest_gpu", top.d.gpu.name)
-        lines.append(f"cheapest GPU: {top.d.gpu.name}" if top.per_hour else
-                     f"fewest GPUs: {top.d.gpu.name}")
+        top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
+        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else 'fewest GPUs'}: {top}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
@@ -5775,32 +5626,28 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def longest_context(case: Case, plan: Plan, batch: int) -> int:
     """The longest mean request, prompts growing alone, at which so many in flight keep every limit
     [tokens]; 0 where none does."""
-    load, low, high = plan.load, 0.0, (case.d.model.max_len or 2**20) / plan.load.input_len.mean
-    for _ in range(20):
-        middle = (low + high) / 2
-        one = load.input_len
+    load, one = plan.load, plan.load.input_len
 
-        def quantile(q: float, one: Lengths = one, times: float = middle) -> float:
-            return one.quantile(q) * times
+    def held(times: float) -> bool:
+        prompts = Lengths(one.text, one.mean * times, lambda q: one.quantile(q) * times)
+        shared = min(load.shared_tokens, int(max(0.0, prompts.mean - 1)))
+        other = load._replace(input_len=prompts, shared_tokens=shared)
+        return not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
 
-        prompts = Lengths(one.text, one.mean * middle, quantile)
-        other = load._replace(input_len=prompts, shared_tokens=min(load.shared_tokens, int(
-            max(0.0, prompts.mean - 1))))
-        held = not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
-        low, high = (middle, high) if held else (low, middle)
-    return int(low * load.input_len.mean + load.output_len.mean) if low > 1e-4 else 0
+    low, _ = halved(0.0, (case.d.model.max_len or 2**20) / one.mean, 20, held)
+    return int(low * one.mean + load.output_len.mean) if low > 1e-4 else 0
 
 
 def candidate_row(c: Candidate) -> Dict[str, Any]:
     """One line of the search's table."""
-    hourly, load = c.per_hour, c.plan.load
-    rate = load.rate_rps or c.plan.rate_per_replica_rps
-    return {"gpu": c.d.gpu.name, "layout": layout_text(c.d), "weights": c.d.weights.name,
-            "kv": c.d.kv.name, "replicas": c.plan.replicas, "gpus": c.gpus,
-            "rate_per_replica_rps": c.plan.rate_per_replica_rps, "per_hour": hourly,
-            "cost_per_1m_output": hourly and per_1m(hourly, rate * load.output_len.mean),
-            "tpot_s": c.plan.steady.tpot_s if c.plan.steady else None,
-            "binding": c.plan.binding}
+    d, plan = c.d, c.plan
+    rate = plan.load.rate_rps or plan.rate_per_replica_rps
+    return {"gpu": d.gpu.name, "layout": layout_text(d), "weights": d.weights.name,
+            "kv": d.kv.name, "replicas": plan.replicas, "gpus": plan.gpus,
+            "rate_per_replica_rps": plan.rate_per_replica_rps, "per_hour": c.per_hour,
+            "cost_per_1m_output": c.per_hour and per_1m(c.per_hour, rate
+                                                        * plan.load.output_len.mean),
+            "tpot_s": plan.steady.tpot_s if plan.steady else None, "binding": plan.binding}
 
 
 SEARCH = (
@@ -5821,24 +5668,21 @@ def say_search(case: Case, answer: Answer) -> None:
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
         best.setdefault(found.d.gpu.name, found)
-    rows = [candidate_row(c) for c in list(best.values())[:8]]
     basis = "cost" if case.ranked[0].per_hour else "GPUs (no --gpu-price)"
     answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
                f"{basis}, the first is answered below")
-    answer.lines.extend("  " + line for line in render_table(SEARCH, rows))
+    answer.table(SEARCH, [candidate_row(c) for c in list(best.values())[:8]])
     widest = [max(c.d.weight_bytes for c in case.ranked), max(c.d.kv.bytes for c in case.ranked)]
-    kept = next((c for c in case.ranked if [c.d.weight_bytes, c.d.kv.bytes] == widest), None)
     if [case.d.weight_bytes, case.d.kv.bytes] != widest:
-        answer.say("", "fewer bits need an accuracy check; without: "
-                   + (candidate_text(kept) if kept else "none of those tried meets the load"))
+        kept = "none of those tried meets the load"
+        for c in case.ranked:
+            if [c.d.weight_bytes, c.d.kv.bytes] == widest:
+                price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+                kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
+                        f"{c.d.weights.name}, KV {c.d.kv.name}: {c.plan.gpus} GPUs{price}")
+                break
+        answer.say("", f"fewer bits need an accuracy check; without: {kept}")
     answer.lines.append("")
-
-
-def candidate_text(c: Candidate) -> str:
-    """A deployment in a few words."""
-    price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
-    return (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights {c.d.weights.name}, "
-            f"KV {c.d.kv.name}: {c.gpus} GPUs{price}")
 
 
 # ---- 9b. Save, measured, autoscale, defend -----------------------------------------------------
@@ -5886,12 +5730,10 @@ def serving_profile(case: Case) -> Dict[str, Any]:
         if found.refusals:
             raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
                             f"{found.refusals[0].cure}")
-    seqs = s.max_num_seqs
-    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": seqs,
-            "max_num_batched_tokens": max(s.max_num_batched_tokens, seqs),
+    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": s.max_num_seqs,
+            "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
             "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
-            "num_blocks": max(1, tokens // s.block_tokens),
-            "prefix_caching": s.prefix_caching}
+            "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}
 
 
 def operating_batch(case: Case) -> int:
@@ -5922,18 +5764,18 @@ def portable(path: str) -> str:
 def saved_flags(case: Case) -> Dict[str, Any]:
     """The flags that describe the deployment and its work, by long name, as they were given."""
     d, args = case.d, case.args
-    names = [flag.names.split()[0][2:] for flags in FLAGS.values() for flag in flags]
-    found = {name: flag_text(name, getattr(args, name.replace("-", "_"))) for name in names
-             if name.replace("-", "_") in args.given and name not in NOT_SAVED}
+    found = {flag.name: flag_text(flag.name, getattr(args, flag.field)) for flag in EVERY_FLAG
+             if flag.field in args.given and flag.name not in NOT_SAVED}
     if args.model:
         found["model"] = portable(args.model)
     if args.gpu_price:
         found["gpu-price"] = args.gpu_price
     if case.ranked:  # what the search chose
         found.update(tp=d.tp, dp=d.dp, ep=d.ep)
-        chosen = {"weights": ("weight-bytes", d.weights.name), "kv": ("kv-bytes", d.kv.name),
-                  "gpu": ("gpu-bandwidth", d.gpu.name)}
-        found.update({name: value for name, (other, value) in chosen.items() if other not in found})
+        for name, other, value in (("weights", "weight-bytes", d.weights.name),
+                                   ("kv", "kv-bytes", d.kv.name),
+                                   ("gpu", "gpu-bandwidth", d.gpu.name)):
+            found.update({} if other in found else {name: value})
     return found
 
 
@@ -5955,8 +5797,8 @@ def say_save(case: Case, answer: Answer) -> None:
         "lengths": {"input": args.input_len and flag_text("input-len", args.input_len),
                     "output": args.output_len and flag_text("output-len", args.output_len),
                     "shared_prefix": args.shared_prefix_len},
-        "slo": {f"{name}_s": value and value * MS for name, value in (
-            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))},
+        "slo": {f"{name}_s": value and value * MS for name in SLOS
+                for value in (getattr(args, f"slo_{name}_ms"),)},
         "price": {"gpu_per_hour": args.gpu_price},
         "plan": plan and {"replicas": plan.replicas, "spares": plan.spares,
                           "rate_per_replica_rps": plan.rate_per_replica_rps,
@@ -5996,7 +5838,9 @@ def write_json(path: str, value: Any) -> None:
 
 # --measured: a loadgen run folder beside the bound and the expectation.
 
-NOT_TRUSTED = ("UNSTABLE", "CLIENT-LIMITED")  # verdicts whose figures are no operating point
+NOT_TRUSTED = {  # verdicts whose figures are no operating point
+    "UNSTABLE": "the queue grew, so its latencies are of the run's length",
+    "CLIENT-LIMITED": "the client was the limit"}
 POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
@@ -6035,16 +5879,6 @@ def deployed_argv(folder: str) -> List[str]:
             for name, value in flags.items()]
 
 
-def use_run_lengths(args: Any) -> None:
-    """Put the lengths that a run was planned with where none were given, in place."""
-    plan: Any = read_run(args.measured)[0].get("plan")
-    told: Any = plan.get("lengths") if isinstance(plan, dict) else None
-    for name in ("input", "output") if isinstance(told, dict) else ():
-        text = told.get(name)
-        if getattr(args, f"{name}_len") is None and isinstance(text, str) and text[:5] != "hist:":
-            setattr(args, f"{name}_len", parse_lengths(text))
-
-
 def told_number(run: Mapping[str, Any], name: str) -> Optional[float]:
     """A number of summary.json by its dotted name: None where absent or null; a latency is inf
     where failures reach it. UserError where it is no number."""
@@ -6073,36 +5907,31 @@ def run_shape(d: Deployment, run: Mapping[str, Any]) -> Deployment:
                       history_tokens=given + made / 2)
 
 
-def run_batch(d: Deployment, run: Mapping[str, Any]) -> float:
-    """Sequences decoding at once in one replica: output tok/s x TPOT, at most what was in flight.
+def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
+    """One run beside the bound and the expectation at its batch, SI units.
 
-    Little's law on the decode stage; those that queue or prefill are in flight, not in the batch.
+    The batch is what decodes at once in one replica: output tok/s x TPOT, by Little's law on the
+    decode stage, at most what was in flight. Those that queue or prefill are not in it.
     """
+    d, replicas = run_shape(case.d, run), case.d.replicas
     tok_s, tpot = told_number(run, "output_tok_s"), told_number(run, "tpot_s.mean")
     flight = told_number(run, "in_flight_mean")
-    decoding = tok_s * tpot if tok_s and tpot else math.inf
-    most = min(decoding, math.inf if flight is None else flight)
-    return max(1.0, most / d.replicas) if most < math.inf else 1.0
-
-
-def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
-    """One run beside the bound and the expectation at its batch, SI units."""
-    d, batch = run_shape(case.d, run), run_batch(case.d, run)
-    seqs = round(batch)
-    step, expected = decode_step(d, seqs), expected_of(d, seqs, case.cal)
+    most = min(tok_s * tpot if tok_s and tpot else math.inf, math.inf if flight is None else flight)
+    batch = max(1.0, most / replicas) if most < math.inf else 1.0
+    step, expected = decode_step(d, round(batch)), expected_of(d, round(batch), case.cal)
     row: Dict[str, Any] = {
         "verdict": str(run.get("verdict")), "batch": batch,
         **{name.replace("_s.p50", "_p50_s").replace("_s.p99", "_p99_s"): told_number(run, name)
            for name in TOLD},
-        "bound_tpot_s": step.step_s, "bound_output_tok_s": batch * d.replicas / step.step_s,
+        "bound_tpot_s": step.step_s, "bound_output_tok_s": batch * replicas / step.step_s,
         "expected_tpot_s": expected.tpot_s, "expected_tpot_low_s": expected.tpot_low_s,
         "expected_tpot_high_s": expected.tpot_high_s, "expected_ttft_s": expected.ttft_s,
-        "expected_output_tok_s": batch * d.replicas / expected.tpot_s,
+        "expected_output_tok_s": batch * replicas / expected.tpot_s,
         "implied_mbu": None, "implied_mfu": None}
     tpot, attained = row["tpot_p50_s"], row["attainment"]
     if tpot and tpot < math.inf:
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
-        row["implied_mfu"] = (step.compute_s + prefill_share_s(d, seqs)) / tpot
+        row["implied_mfu"] = (step.compute_s + prefill_share_s(d, round(batch))) / tpot
     row["meets_slo"] = None if attained is None else attained >= target
     row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
                           and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
@@ -6114,28 +5943,9 @@ def prefill_share_s(d: Deployment, batch: float) -> float:
     return batch * prefill_seconds(d, d.prompt_tokens) / max(1.0, d.output_tokens)
 
 
-def binding_term(d: Deployment, batch: int) -> Tuple[str, Dict[str, float]]:
-    """The largest term of a step with its share of prefill, at the bound; and all of them [s]."""
-    step = decode_step(d, batch)
-    reads = {"weights": step.weights_s, "kv": step.kv_s}
-    terms = {**({"compute": step.compute_s} if step.bound_by == "compute" else reads),
-             "prefill": prefill_share_s(d, batch),
-             "comm": collective_seconds(d, decode_collectives(d, batch)) or 0.0}
-    return max(terms, key=lambda name: terms[name]), terms
-
-
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
               "compute": "arithmetic", "prefill": "prefill mixed into the steps",
               "comm": "traffic between GPUs"}
-
-
-def term_knobs(d: Deployment, term: str) -> List[str]:
-    """What makes a term of the step smaller, of what has not been done."""
-    if term == "prefill":
-        return ["prefix caching", *compute_knobs(d)[:-1], "P/D disaggregation"]
-    if term == "comm":
-        return ["fewer GPUs a replica", "a faster --link"]
-    return compute_knobs(d) if term == "compute" else speed_knobs(d, term)
 
 
 def say_measured(case: Case, answer: Answer) -> None:
@@ -6145,49 +5955,41 @@ def say_measured(case: Case, answer: Answer) -> None:
     slo = summary.get("slo")
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
-    rows = [measured_row(case, run, target) for run in told]
-    answer.add("measured.runs", rows)
+    rows = answer.add("measured.runs", [measured_row(case, run, target) for run in told])
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
-    answer.lines.extend("  " + line for line in render_table(
-        MEASURED, (dict(row, name=run_name(row)) for row in rows)))
+    answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
     for row in rows:
         if row["verdict"] in NOT_TRUSTED:
-            why = ("the queue grew, so its latencies are of the run's length"
-                   if row["verdict"] == "UNSTABLE" else "the client was the limit")
-            answer.say("", f"{run_name(row)} is {row['verdict']}: {why}; not an operating "
-                       "point")
+            answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
+                       "not an operating point")
     good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
-    point = max(good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0),
-                default=None)
+    point = answer.add("measured.operating_point", max(
+        good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
-    answer.add("measured.operating_point", point)
     if seen is None:
-        for key in ("implied_mbu", "implied_mfu", "cost_per_1m_output", "replicas", "binding"):
-            answer.add(f"measured.{key}", None)
+        answer.inputs("measured.", implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
+                      replicas=None, binding=None)
         answer.say("", "no run can be trusted: nothing follows; measure again at a lower rate")
         return
-    run = told[next(i for i, row in enumerate(rows) if row is seen)]
-    explain_implied(run_shape(case.d, run), seen, answer)
+    d = run_shape(case.d, told[next(i for i, row in enumerate(rows) if row is seen)])
+    explain_implied(d, seen, answer)
     say_operating(case, point, rows, deploy, answer)
-    say_measured_binding(case, run_shape(case.d, run), seen, answer)
+    say_measured_binding(case, d, seen, answer)
 
 
 def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> None:
     """MBU and MFU that a measured TPOT implies, solved from the step-time equation."""
     seqs, tpot = round(row["batch"]), row["tpot_p50_s"]
     step = decode_step(d, seqs)
-    peak, bandwidth = peak_flop_s(d), d.gpu.bandwidth_bytes_s
     answer.add("measured.implied_mbu", row["implied_mbu"], "", "bytes_per_step / bandwidth / "
                "tpot_s", "what a step must read over what it could have read in the measured TPOT",
-               bytes_per_step=(step.weights_s + step.kv_s) * bandwidth, bandwidth=bandwidth,
-               tpot_s=tpot)
+               bytes_per_step=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s, tpot_s=tpot)
     answer.add("measured.implied_mfu", row["implied_mfu"], "", "flop_per_step / peak / tpot_s",
-               "of decode, and of the prefill mixed into the step",
-               flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak, peak=peak,
-               tpot_s=tpot)
+               "of decode, and of the prefill mixed into the step", tpot_s=tpot,
+               flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak_flop_s(d))
     answer.say("IMPLIED", f"at {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
                f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
                f"{scaled(tpot, 's')} at batch {seqs}")
@@ -6197,43 +5999,41 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
                   rows: Sequence[Mapping[str, Any]], deploy: Optional[Mapping[str, Any]],
                   answer: Answer) -> None:
     """Price and replicas at the operating point."""
-    d, args = case.d, case.args
+    d, args, key = case.d, case.args, "measured."
     saved: Any = (deploy or {}).get("price")
     price = args.gpu_price or told_number({"price": saved}, "price.gpu_per_hour")
-    goodput = point["goodput_rps"] if point else None
     if point is None:
-        answer.add("measured.cost_per_1m_output", None)
-        answer.add("measured.replicas", None)
+        answer.inputs(key, cost_per_1m_output=None, replicas=None)
         answer.say("OPERATING", "no run that can be trusted meets the SLO: no operating point, so "
                    "no cost and no replicas; measure at a lower rate")
         return
-    lines = [f"{run_name(point)}: {figure(point['output_tok_s'] or 0.0)} tok/s"
+    goodput, tok_s = point["goodput_rps"], point["output_tok_s"]
+    lines = [f"{run_name(point)}: {figure(tok_s or 0.0)} tok/s"
              + (f", goodput {figure(goodput)} req/s" if goodput else ", no SLO was judged")]
-    if price and point["output_tok_s"]:
-        cost = answer.add("measured.cost_per_1m_output", per_1m(price * d.gpus,
-                          point["output_tok_s"]), "$", "gpu_price * gpus / (tok_s * 3600) * 1e6",
-                          "the whole bill over the output tokens measured", gpu_price=price,
-                          gpus=d.gpus, tok_s=point["output_tok_s"])
+    if price and tok_s:
+        cost = answer.work(key + "cost_per_1m_output", "$",
+                           "gpu_price * gpus / (tok_s * 3600) * 1e6", "the whole bill over the "
+                           "output tokens measured", gpu_price=price, gpus=d.gpus, tok_s=tok_s)
         lines[0] += f"; ${cost:.3f} per 1M output tokens at ${price * d.gpus:.2f}/h"
     else:
-        answer.add("measured.cost_per_1m_output", None)
+        answer.add(key + "cost_per_1m_output", None)
     if args.rate and goodput:
         number = answer.add(
-            "measured.replicas", math.ceil(args.rate / (goodput / d.replicas) / HEADROOM - 1e-9),
+            key + "replicas", replicas_for(args.rate, goodput / d.replicas),
             "replicas", "-(-(rate / (goodput / measured_replicas) / headroom - 1e-9) // 1)",
             "replicas = ceil(peak rate / goodput per replica / 0.7)", rate=args.rate,
             goodput=goodput, measured_replicas=d.replicas, headroom=HEADROOM)
         lines.append(f"{figure(args.rate)} req/s / {figure(goodput / d.replicas)} a replica / "
                      f"{HEADROOM} = {number} replicas")
     else:
-        answer.add("measured.replicas", None)
+        answer.add(key + "replicas", None)
     if point["rate_rps"] is None:
         lines.append("no rate was offered: such a run slows its own arrivals and never queues; "
                      "size from an open-loop one")
     elif goodput:
-        failed = [row["rate_rps"] or math.inf for row in rows
-                  if row["verdict"] == "UNSTABLE" or row["meets_slo"] is False]
-        knee = (f"between this rate and {figure(min(failed))}" if failed and min(failed) < math.inf
+        failed = min((row["rate_rps"] or math.inf for row in rows if row["verdict"] == "UNSTABLE"
+                      or row["meets_slo"] is False), default=math.inf)
+        knee = (f"between this rate and {figure(failed)}" if failed < math.inf
                 else "further up: no higher rate failed")
         lines.append(f"the knee is {knee}; until loadgen.py --find-goodput has it, goodput is a "
                      "lower limit, cost and replicas are upper ones")
@@ -6243,8 +6043,16 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
 def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
                          answer: Answer) -> None:
     """The one line that says which term of the step the measured TPOT is made of."""
-    term, terms = binding_term(d, round(row["batch"]))
-    answer.add("measured.binding", term)
+    batch = round(row["batch"])
+    step = decode_step(d, batch)
+    reads = {"weights": step.weights_s, "kv": step.kv_s}
+    terms = {**({"compute": step.compute_s} if step.bound_by == "compute" else reads),
+             "prefill": prefill_share_s(d, batch),
+             "comm": collective_seconds(d, decode_collectives(d, batch)) or 0.0}
+    term = answer.add("measured.binding", max(terms, key=lambda name: terms[name]))
+    knobs = {"prefill": ["prefix caching", *compute_knobs(case.d)[:-1], "P/D disaggregation"],
+             "comm": ["fewer GPUs a replica", "a faster --link"],
+             "compute": compute_knobs(case.d)}
     tpot, low, high = (row[key] for key in ("tpot_p50_s", "expected_tpot_low_s",
                                             "expected_tpot_high_s"))
     rest = tpot - sum(terms.values())  # of the bound: no efficiency, no fixed time
@@ -6254,7 +6062,7 @@ def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
             "scheduling" if rest > terms[term] else "")
     answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
                f"{scaled(tpot, 's')} measured, {where}{lost}. Better: "
-               f"{', '.join(term_knobs(case.d, term))}.")
+               f"{', '.join(knobs.get(term) or speed_knobs(case.d, term))}.")
 
 
 def run_name(row: Mapping[str, Any]) -> str:
@@ -6342,50 +6150,43 @@ def cold_start(case: Case, answer: Answer) -> Tuple[float, List[str]]:
     link = args.storage or Link("object storage", STORAGE_ASSUMED_BYTES_S)
     pull = args.pull_s if "pull_s" in args.given else PULL_ASSUMED_S
     init = args.init_s if "init_s" in args.given else INIT_ASSUMED_S[d.tp > 1]
-    assumed = [text for name, text in (
+    assumed = answer.add("autoscale.assumed", [text for name, text in (
         ("pull_s", f"image pull {figure(pull)} s (--pull-s)"),
         ("storage", f"weights at {figure(link.bytes_s / GIGA)} GB/s (--storage)"),
         ("init_s", f"engine start {figure(init)} s (--init-s; measured 94 s for 8B on L40S, 205 s "
-                   "for 70B FP8 at TP=8)")) if name not in args.given]
-    answer.add("autoscale.assumed", assumed)
-    return answer.add("autoscale.cold_start_s", pull + d.weight_bytes / link.bytes_s + init, "s",
-                      "pull_s + weight_bytes / storage + init_s", "image pull, weights over "
-                      "storage bandwidth, engine start", pull_s=pull, weight_bytes=d.weight_bytes,
-                      storage=link.bytes_s, init_s=init), assumed
+                   "for 70B FP8 at TP=8)")) if name not in args.given])
+    return answer.work("autoscale.cold_start_s", "s", "pull_s + weight_bytes / storage + init_s",
+                       "image pull, weights over storage bandwidth, engine start", pull_s=pull,
+                       storage=link.bytes_s, init_s=init), assumed
 
 
 def scaling_of(case: Case, plan: Plan, best: Steady, cold_s: float, answer: Answer) -> Scaling:
     """The thresholds of a plan: each replica at HEADROOM of what it sustains."""
-    load, rate = plan.load, best.rate_rps
+    load, rate, slots, key = plan.load, best.rate_rps, plan.max_num_seqs, "autoscale."
     calm = Replica(case.d, load, case.cal).at_rate(rate * HEADROOM)
-    lead = answer.add("autoscale.lead_s", math.ceil((cold_s + DETECT_S) / 30) * 30.0, "s",
-                      "-(-(cold_s + detect_s) // 30) * 30", "cold start and the time to notice, up "
-                      "to half a minute", cold_s=cold_s, detect_s=DETECT_S)
+    lead = answer.work(key + "lead_s", "s", "-(-(cold_s + detect_s) // 30) * 30", "cold start and "
+                       "the time to notice, up to half a minute", cold_s=cold_s, detect_s=DETECT_S)
     least = answer.add(
-        "autoscale.min_replicas", max(1, math.ceil((load.mean_rate_rps or 0.0) / rate / HEADROOM
-                                                   - 1e-9)), "replicas",
+        key + "min_replicas", max(1, replicas_for(load.mean_rate_rps or 0.0, rate)), "replicas",
         "max(1, -(-(mean_rate / rate / headroom - 1e-9) // 1))", "--mean-rate over what a replica "
         "is given; 1 where no mean rate is", mean_rate=load.mean_rate_rps or 0.0, rate=rate,
         headroom=HEADROOM)
-    most = answer.add("autoscale.max_replicas", max(least, plan.replicas + plan.spares), "replicas",
-                      "max(least, replicas + spares)", "the plan, with its spare", least=least,
-                      replicas=plan.replicas, spares=plan.spares)
-    in_flight = answer.add(
-        "autoscale.in_flight_per_replica",
-        min(calm.rate_rps * calm.e2e_s, plan.max_num_seqs * HEADROOM), "requests",
-        "min(rate * e2e_s, slots * headroom)", f"{LITTLE}, at most its share of the batch slots",
-        rate=calm.rate_rps, e2e_s=calm.e2e_s, slots=plan.max_num_seqs, headroom=HEADROOM)
+    most = answer.work(key + "max_replicas", "replicas", "max(least, replicas + spares)",
+                       "the plan, with its spare", least=least, replicas=plan.replicas,
+                       spares=plan.spares)
+    in_flight = answer.work(
+        key + "in_flight_per_replica", "requests", "min(rate * e2e_s, slots * headroom)",
+        f"{LITTLE}, at most its share of the batch slots", rate=calm.rate_rps, e2e_s=calm.e2e_s,
+        slots=slots, headroom=HEADROOM)
     spare_s = max(0.0, min(load.slo_ttft_s - calm.ttft_p99_s, load.slo_e2e_s - calm.e2e_s, lead))
-    queue = answer.add("autoscale.queue_per_replica", max(1, min(plan.max_num_seqs, math.floor(
-        spare_s * rate))), "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
-        "takes what the SLOs leave, at most as many as there are slots", spare_s=spare_s, rate=rate,
-        slots=plan.max_num_seqs)
-    kv = answer.add("autoscale.kv_share", max(KV_LEAST, min(KV_MOST, calm.batch * (
-        case.d.history_tokens) / plan.kv_tokens_per_replica)), "",
-                    "max(least, min(most, batch * history / kv_tokens))", "KV held at that load, "
-                    "within sense", least=KV_LEAST, most=KV_MOST,
-                    batch=calm.batch, history=case.d.history_tokens,
-                    kv_tokens=plan.kv_tokens_per_replica)
+    queue = answer.add(key + "queue_per_replica", max(1, min(slots, math.floor(spare_s * rate))),
+                       "requests", "max(1, min(slots, spare_s * rate // 1))", "the queue that "
+                       "takes what the SLOs leave, at most as many as there are slots",
+                       spare_s=spare_s, rate=rate, slots=slots)
+    kv = answer.work(key + "kv_share", "", "max(least, min(most, batch * history / kv_tokens))",
+                     "KV held at that load, within sense", least=KV_LEAST, most=KV_MOST,
+                     batch=calm.batch, history=case.d.history_tokens,
+                     kv_tokens=plan.kv_tokens_per_replica)
     return Scaling(cold_s, lead, least, most, in_flight, queue, kv)
 
 
@@ -6397,12 +6198,12 @@ def say_autoscale(case: Case, answer: Answer) -> None:
         answer.say("AUTOSCALE", "no plan holds the load, so there is nothing to scale" if plan else
                    "needs a load: --rate, --workload or an SLO")
         return
-    names, load, best = METRICS[plan.engine], plan.load, plan.sustained
+    load, best = plan.load, plan.sustained
     cold, assumed = cold_start(case, answer)
     scale = scaling_of(case, plan, best, cold, answer)
-    slack = answer.add("autoscale.ramp_rps", scale.least * best.rate_rps * (1 - HEADROOM), "req/s",
-                       "least * rate * (1 - headroom)", "what the headroom takes up while a "
-                       "replica starts", least=scale.least, rate=best.rate_rps, headroom=HEADROOM)
+    slack = answer.work("autoscale.ramp_rps", "req/s", "least * rate * (1 - headroom)",
+                        "what the headroom takes up while a replica starts", least=scale.least,
+                        rate=best.rate_rps, headroom=HEADROOM)
     answer.say("AUTOSCALE", f"{scale.least} to {scale.most} replicas; cold start "
                f"{count(scale.cold_s)} s, so scale {count(scale.lead_s)} s ahead: on the forecast "
                "of what is in flight, and never on GPU utilisation (near 100% at batch 1 and at "
@@ -6414,7 +6215,7 @@ def say_autoscale(case: Case, answer: Answer) -> None:
                f"at the least, the headroom takes up {figure(slack)} req/s more within the lead "
                "time; traffic that rises faster needs a higher minimum"
                + ("" if load.mean_rate_rps else " (--mean-rate sets it)"),
-               f"metrics of {plan.engine}: {names.switch}")
+               f"metrics of {plan.engine}: {METRICS[plan.engine].switch}")
     say_scale_to_zero(case, plan, scale, answer)
     scaled_object = keda_object(case, plan, scale)
     answer.add("autoscale.signals", [
@@ -6432,11 +6233,11 @@ def say_autoscale(case: Case, answer: Answer) -> None:
 def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) -> None:
     """What an idle replica costs, against a first request that waits for a cold start."""
     d, args, slo = case.d, case.args, min(plan.load.slo_ttft_s, plan.load.slo_e2e_s)
-    hourly = args.gpu_price and args.gpu_price * d.replica_gpus
-    pays = answer.add("autoscale.scale_to_zero.pays", scale.cold_s <= slo)
-    answer.add("autoscale.scale_to_zero.idle_per_hour", hourly, "$", source="a replica that waits")
-    answer.add("autoscale.scale_to_zero.break_even_gap_s", scale.cold_s, "s", source="a start "
-               "holds the GPUs that long without serving: a shorter gap saves nothing")
+    hourly, key = args.gpu_price and args.gpu_price * d.replica_gpus, "autoscale.scale_to_zero."
+    pays = answer.add(key + "pays", scale.cold_s <= slo)
+    answer.add(key + "idle_per_hour", hourly, "$", source="a replica that waits")
+    answer.add(key + "break_even_gap_s", scale.cold_s, "s", source="a start holds the GPUs that "
+               "long without serving: a shorter gap saves nothing")
     idle = f"${hourly:.2f} an hour" if hourly else f"{d.replica_gpus} GPU-hours an hour"
     why = (f"{count(scale.cold_s / slo)} times the SLO of {scaled(slo, 's')}" if not pays else
            "inside the SLO" if slo < math.inf else "and no SLO on waiting forbids it")
@@ -6445,11 +6246,10 @@ def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) ->
                  f"to zero pays for gaps longer than {count(scale.cold_s)} s" if pays else
                  "keep 1 while anyone may call, go to zero only in hours that are agreed")]
     if hourly and args.serverless_price:
-        rate = answer.add("autoscale.scale_to_zero.serverless_below_tok_s",
-                          hourly * MEGA / args.serverless_price / HOUR_S, "tok/s",
-                          "per_hour * 1e6 / price_per_1m / 3600", "where the last replica costs "
-                          "what serverless would", per_hour=hourly,
-                          price_per_1m=args.serverless_price)
+        rate = answer.work(key + "serverless_below_tok_s", "tok/s",
+                           "per_hour * 1e6 / price_per_1m / 3600", "where the last replica costs "
+                           "what serverless would", per_hour=hourly,
+                           price_per_1m=args.serverless_price)
         lines.append(f"below {count(rate)} tok/s serverless at ${args.serverless_price:g} per 1M "
                      "is cheaper than the last replica, and it can take the first requests")
     answer.say("TO ZERO", *lines, "to wake from zero takes a signal from the gateway: the engine's "
@@ -6519,14 +6319,10 @@ def alert_rules(case: Case, plan: Plan, scale: Scaling) -> Dict[str, Any]:
     flight = f"sum({names.running}{of}) + sum({names.waiting}{of})"
     best = plan.sustained.rate_rps * plan.sustained.e2e_s if plan.sustained else 0.0
     best = min(best, float(plan.max_num_seqs))
-    rows: List[Tuple[str, str, str, str, str]] = []
-    for what, histogram, slo_s in (("Ttft", names.ttft, load.slo_ttft_s),
-                                   ("Tpot", names.tpot, load.slo_tpot_s),
-                                   ("E2e", names.e2e, load.slo_e2e_s)):
-        if slo_s < math.inf and histogram:
-            text = names.tpot_text if what == "Tpot" else what.upper()
-            rows.append((f"{what}P99AboveSlo", f"{quantile_99(histogram, of)} > {slo_s:.4g}", "5m",
-                         "page", f"{text} p99 is above the SLO of {scaled(slo_s, 's')}"))
+    rows = [(f"{name.capitalize()}P99AboveSlo",
+             f"{quantile_99(getattr(names, name), of)} > {slo_s:.4g}", "5m", "page",
+             f"{names.tpot_text if name == 'tpot' else name.upper()} p99 is above the SLO of "
+             f"{scaled(slo_s, 's')}") for name, slo_s in load.slos.items()]
     rows += [
         ("QueueDoesNotDrain", f"avg({names.waiting}{of}) > "
          f"{scale.queue / case.d.attention_dp:.4g}", "2m", "page",
@@ -6565,7 +6361,6 @@ def yaml_lines(value: Any, indent: str = "") -> List[str]:
 # --defend: each hard question answered twice, from this deployment's own figures.
 
 READING_TOK_S = 238 / MINUTE_S / 0.75  # 238 words a minute (Brysbaert 2019), 0.75 words a token
-SPEC_ASSUMED = (0.8, 3)  # acceptance and drafted tokens where none were given
 EVAL = "accuracy: to be measured on your eval set"
 SHORT_OF = {"kv": "there is no memory for another conversation and requests wait",
             "max_num_seqs": "requests wait, by the limit that was set",
@@ -6581,26 +6376,9 @@ class Stand(NamedTuple):
     batch: int
     step_s: float  # expected
     tpot_s: float  # expected, with the prefill mixed in
-    plan: Optional[Plan]
 
 
-class Answered(NamedTuple):
-    """A hard question with its two answers."""
-
-    question: str
-    researcher: str
-    customer: str
-
-
-def stand_of(case: Case) -> Stand:
-    """The operating batch of a replica and its expected times."""
-    batch, plan = operating_batch(case), case.plan
-    step_s = expected_step_s(case.d, batch, case.cal)
-    if plan:
-        tpot = Replica(case.d, plan.load, case.cal).at(batch).tpot_s
-    else:
-        tpot = expected_of(case.d, batch, case.cal).tpot_s if case.d.output_tokens else step_s
-    return Stand(case, batch, step_s, tpot, plan)
+Answered = Tuple[str, str, str]  # a hard question, its answers to a researcher and to a customer
 
 
 def why_tpot(at: Stand) -> Answered:
@@ -6619,17 +6397,16 @@ def why_tpot(at: Stand) -> Answered:
               f"slower than people read ({figure(READING_TOK_S, 2)})")
     low_s, high_s = at.tpot_s * cal.low, at.tpot_s * cal.high
     weights, kv = (seconds * bandwidth / d.pp for seconds in (step.weights_s, step.kv_s))
-    return Answered(
-        f"Why is TPOT {scaled(at.tpot_s, 's')}?",
-        f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B against a "
-        f"ridge of {peak_flop_s(d) / bandwidth:.0f}. {scaled(weights, 'B')} of weights and "
-        f"{scaled(kv, 'B')} of KV a step and GPU at {figure(bandwidth / TERA)} TB/s take "
-        f"{scaled(reads, 's')} at 100%; expected step {scaled(at.step_s, 's')}, "
-        f"{reads / at.step_s:.0%} MBU{mixed} (80% band {scaled(low_s, 's')} to "
-        f"{scaled(high_s, 's')}; {cal.basis})",
-        f"about {figure(1 / at.tpot_s, 2)} tokens a second for each of "
-        f"{counted(at.batch, 'user')} at once, {reader}; an estimate until measured, from "
-        f"{figure(1 / high_s, 2)} to {figure(1 / low_s, 2)}")
+    return (f"Why is TPOT {scaled(at.tpot_s, 's')}?",
+            f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B "
+            f"against a ridge of {peak_flop_s(d) / bandwidth:.0f}. {scaled(weights, 'B')} of "
+            f"weights and {scaled(kv, 'B')} of KV a step and GPU at {figure(bandwidth / TERA)} "
+            f"TB/s take {scaled(reads, 's')} at 100%; expected step {scaled(at.step_s, 's')}, "
+            f"{reads / at.step_s:.0%} MBU{mixed} (80% band {scaled(low_s, 's')} to "
+            f"{scaled(high_s, 's')}; {cal.basis})",
+            f"about {figure(1 / at.tpot_s, 2)} tokens a second for each of "
+            f"{counted(at.batch, 'user')} at once, {reader}; an estimate until measured, from "
+            f"{figure(1 / high_s, 2)} to {figure(1 / low_s, 2)}")
 
 
 def counted(number: int, what: str) -> str:
@@ -6646,30 +6423,28 @@ def intensity(d: Deployment, batch: int) -> float:
 
 def why_not_more(at: Stand) -> Answered:
     """The limit that one more in flight would break."""
-    question, case, plan = "Why not more throughput?", at.case, at.plan
-    d = case.d
+    question, case, d, plan = "Why not more throughput?", at.case, at.case.d, at.case.plan
     if plan is None:
         step_s = expected_step_s(d, case.limit, case.cal)
-        return Answered(
-            question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
-            f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), {count(case.limit / step_s)} "
-            "tok/s expected there; past it the engine queues, or preempts and computes again",
-            f"a replica holds about {case.limit} conversations of full length at once; beyond, "
-            f"{SHORT_OF['kv']}, so we add a replica")
+        return (question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
+                f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), "
+                f"{count(case.limit / step_s)} tok/s expected there; past it the engine queues, or "
+                "preempts and computes again",
+                f"a replica holds about {case.limit} conversations of full length at once; beyond, "
+                f"{SHORT_OF['kv']}, so we add a replica")
     best = plan.sustained
     if best is None:
-        return Answered(question, f"not even one request at a time meets the SLO: {plan.binding} "
-                        f"breaks first; {LIMIT_KNOBS[plan.binding]}", "this setup cannot meet your "
-                        f"target at any load: {SHORT_OF[plan.binding]}")
+        return (question, f"not even one request at a time meets the SLO: {plan.binding} "
+                f"breaks first; {LIMIT_KNOBS[plan.binding]}", "this setup cannot meet your "
+                f"target at any load: {SHORT_OF[plan.binding]}")
     full = best.batch / Replica(d, plan.load, case.cal).kv_seqs
     tok_s = best.rate_rps * plan.load.output_len.mean
-    return Answered(
-        question, f"past {figure(best.batch)} in flight a replica {LIMIT_NAMES[plan.binding]} "
-        f"gives way: {figure(best.rate_rps)} req/s, {count(tok_s)} tok/s, TPOT "
-        f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, KV pool {full:.0%} "
-        f"full, {best.prefill_share:.0%} of the time prefill",
-        f"beyond about {counted(max(1, int(best.batch)), 'request')} at once on a replica "
-        f"{SHORT_OF[plan.binding]}, so we add a replica")
+    return (question, f"past {figure(best.batch)} in flight a replica {LIMIT_NAMES[plan.binding]} "
+            f"gives way: {figure(best.rate_rps)} req/s, {count(tok_s)} tok/s, TPOT "
+            f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, KV pool "
+            f"{full:.0%} full, {best.prefill_share:.0%} of the time prefill",
+            f"beyond about {counted(max(1, int(best.batch)), 'request')} at once on a replica "
+            f"{SHORT_OF[plan.binding]}, so we add a replica")
 
 
 class Change(NamedTuple):
@@ -6688,8 +6463,7 @@ def changed(case: Case, *changes: Change) -> Tuple[Deployment, Optional[Load]]:
     for change in changes:
         d = d._replace(**change.d)
         load = load and load._replace(**change.load)
-    return d._replace(compute=d.weights.compute if d.weights.compute in d.gpu.flop_s
-                      else "bf16"), load
+    return d._replace(compute=compute_on(d.gpu, d.weights)), load
 
 
 def bill(case: Case, *changes: Change) -> Optional[float]:
@@ -6698,24 +6472,28 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     At the load, in whole replicas; without one, of a replica whose KV pool is full. None where it
     does not work, or has no price.
     """
-    d, load = changed(case, *changes)
-    if tp_problem(d.model, d.tp):
+    (d, load), args = changed(case, *changes), case.args
+    price = price_of(args, d.gpu.name) if args.prices else 1.0
+    if tp_problem(d.model, d.tp) or price is None:
         return None
-    prices = case.args.prices
-    price = price_of(case.args, d.gpu.name) if prices else 1.0
-    cal = calibration_of(d, case.args.engine or "vllm", case.tables)
-    if price is None:
-        return None
+    engine = args.engine or "vllm"
+    cal = calibration_of(d, engine, case.tables)
     if load is None:
         batch = int(memory_of(d).max_seqs)
         return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
                       ) if batch else None
-    plan = plan_of(d, load, cal, case.args.engine or "vllm")
+    plan = plan_of(d, load, cal, engine)
     if not plan.replicas:
         return None
-    replicas, rate = ((plan.replicas, load.rate_rps) if load.rate_rps
-                      else (1, plan.rate_per_replica_rps))
-    return per_1m(price * replicas * d.replica_gpus, rate * load.output_len.mean)
+    rate, gpus = ((load.rate_rps, plan.gpus) if load.rate_rps
+                  else (plan.rate_per_replica_rps, d.replica_gpus))
+    return per_1m(price * gpus, rate * load.output_len.mean)
+
+
+def tp_choices(d: Deployment) -> List[int]:
+    """The TP sizes of one link domain that the model and the rest of the layout take."""
+    return [n for n in (1, 2, 4, 8) if d.ep == 1 and not n % d.dcp and n <= d.gpu.domain
+            and not tp_problem(d.model, n)]
 
 
 def weights_stored(d: Deployment, name: str) -> Dict[str, Any]:
@@ -6726,32 +6504,42 @@ def weights_stored(d: Deployment, name: str) -> Dict[str, Any]:
             "expert_share": expert_param_share(d.model)}
 
 
+def narrower_weights(d: Deployment) -> List[str]:
+    """The precisions to try that take fewer bytes than the weights do now."""
+    return [name for name in ("fp8", "int4", "nvfp4")
+            if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes]
+
+
+def compute_on(gpu: Gpu, weights: Precision) -> str:
+    """The tensor-core type that multiplies: that of the weights, where the GPU has it."""
+    return weights.compute if weights.compute in gpu.flop_s else "bf16"
+
+
 def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
     """What can be done differently, one at a time: precision, GPU, TP, KV, prefix, SLOs."""
     d, load = case.d, case.plan and case.plan.load
     found = [Change(f"--weights {name}", "weights", weights_stored(d, name), {}, EVAL)
-             for name in ("fp8", "int4", "nvfp4")
-             if WEIGHTS[name].bytes * d.model.params < 0.99 * d.weight_bytes
-             and (name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s)]
+             for name in narrower_weights(d)
+             if name == "int4" or WEIGHTS[name].compute in d.gpu.flop_s]
     if d.kv.bytes > 1:
         found.append(Change("--kv fp8", "kv", {"kv": KV["fp8"]}, {}, EVAL))
-    found += [Change(f"TP={n}", "tp", {"tp": n}, {}, "")
-              for n in (1, 2, 4, 8) if n != d.tp and d.ep == 1 and not n % d.dcp
-              and n <= d.gpu.domain and not tp_problem(d.model, n)]
+    found += [Change(f"TP={n}", "tp", {"tp": n}, {}, "") for n in tp_choices(d) if n != d.tp]
     found += [Change(f"--gpu {row['name']}", "gpu", {"gpu": gpu_of(row, tables["links"])}, {},
                      "other GPUs") for row in tables.get("gpus", ())
               if row["name"] in (case.args.prices or {}) and row["name"] != d.gpu.name]
-    if load and not load.shared_tokens:
+    if not load:
+        return found
+    if not load.shared_tokens:
         found.append(Change("half of every prompt shared and cached", "prefix", {},
                             {"shared_tokens": int(load.input_len.mean / 2)}, "prompts must begin "
                             "alike, and the router must know where"))
-    for name, text in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E")) if load else ():
-        slo_s = getattr(load, f"slo_{name}_s")
-        if slo_s < math.inf:
-            found.append(Change(f"{text} SLO {scaled(2 * slo_s, 's')} instead of "
+    for name in ("tpot", "ttft", "e2e"):
+        slo_s = load.slos.get(name)
+        if slo_s:
+            found.append(Change(f"{name.upper()} SLO {scaled(2 * slo_s, 's')} instead of "
                                 f"{scaled(slo_s, 's')}", "slo", {}, {f"slo_{name}_s": 2 * slo_s},
                                 "twice the wait allowed"))
-    if load and min(load.slo_tpot_s, load.slo_ttft_s, load.slo_e2e_s) < math.inf:
+    if load.slos:
         found.append(Change("no SLO at all", "slo", {}, dict.fromkeys(
             ("slo_tpot_s", "slo_ttft_s", "slo_e2e_s"), math.inf), "batch work only"))
     return found
@@ -6761,30 +6549,29 @@ def why_precision(at: Stand) -> Answered:
     """What 16 bit would take, or what FP8 would save."""
     case, d, base = at.case, at.case.d, bill(at.case)
     bf16_bytes = 2.0 * d.model.params
+
+    def billed_with(change: Mapping[str, Any]) -> Optional[float]:
+        return bill(case, Change("", "", change, {}, ""))
+
     if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
-        halved = {**weights_stored(d, "fp8"), "kv": KV["fp8"]}
-        there = bill(case, Change("", "weights", halved, {}, ""))
+        fp8 = billed_with({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
         saves = "FP8 for weights and KV would " + (
-            f"cost {there / base:.2f}x" if base and there else "halve both")
-        return Answered(
-            "Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy question; "
-            f"{saves}; {EVAL}", f"the answers of the original model; {saves}, once your test set "
-            "shows the same answers")
+            f"cost {fp8 / base:.2f}x" if base and fp8 else "halve both")
+        return ("Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy "
+                f"question; {saves}; {EVAL}", f"the answers of the original model; {saves}, once "
+                "your test set shows the same answers")
     wide = {**weights_stored(d, "bf16"), "kv": KV["bf16"]}
-    sizes = [n for n in (1, 2, 4, 8) if n >= d.tp and d.ep == 1 and not n % d.dcp
-             and n <= d.gpu.domain and not tp_problem(d.model, n)] or [d.tp]
-    both = next(((n, there, here) for n in sizes
-                 for there in (bill(case, Change("", "", {**wide, "tp": n}, {}, "")),)
-                 for here in (bill(case, Change("", "", {"tp": n}, {}, "")),) if there and here),
-                None)
+    sizes = [n for n in tp_choices(d) if n >= d.tp] or [d.tp]
     more = f"in 16 bit it does not do on this GPU, up to TP={sizes[-1]}"
     told = "without it this kind of GPU would not do"
-    if both:
-        n, there, here = both
-        more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
-                f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
-        told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
-                f"without it each replica takes {n // d.tp} times the GPUs")
+    for n in sizes:
+        there, here = billed_with({**wide, "tp": n}), billed_with({"tp": n})
+        if there and here:
+            more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
+                    f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
+            told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
+                    f"without it each replica takes {n // d.tp} times the GPUs")
+            break
     parts: List[str] = []
     if d.weight_bytes < 0.99 * bf16_bytes:
         parts.append(f"{figure(d.weight_bytes / GIGA)} GB of weights to hold and to read instead "
@@ -6796,34 +6583,31 @@ def why_precision(at: Stand) -> Answered:
     native = d.weight_bytes == d.model.weight_bytes or d.weights.name == d.model.native
     same = ("the model as its makers publish it" if native and d.kv.bytes == 2 else
             "the same answers, which your own test set has to show before launch")
-    return Answered(
-        f"Why {d.weights.name.upper()} weights and {d.kv.name.upper()} KV?",
-        f"{'; '.join(parts)}; {more}. " + (
-            "The weights are the checkpoint's own" if native else "The accuracy delta is to be "
-            "measured on your eval set: no figure here knows it"),
-        f"{same}; {told}")
+    return (f"Why {d.weights.name.upper()} weights and {d.kv.name.upper()} KV?",
+            f"{'; '.join(parts)}; {more}. " + (
+                "The weights are the checkpoint's own" if native else "The accuracy delta is to be "
+                "measured on your eval set: no figure here knows it"), f"{same}; {told}")
 
 
 def why_speculation(at: Stand) -> Answered:
     """Whether drafting pays at this batch, by the step-time equation."""
-    d, args = at.case.d, at.case.args
-    alpha, gamma = SPEC_ASSUMED if args.spec_accept is None else (args.spec_accept,
-                                                                  args.spec_tokens)
-    gain = speculative_speedup(d, at.batch, alpha, gamma, args.spec_cost)
-    ranges = losing_batches(d, alpha, gamma, args.spec_cost)
+    d, cost, (alpha, gamma, assumed) = at.case.d, at.case.args.spec_cost, acceptance_of(
+        at.case.args)
+    gain = speculative_speedup(d, at.batch, alpha, gamma, cost)
+    ranges = losing_batches(d, alpha, gamma, cost)
     longer = (decode_step(d, at.batch, tokens_per_seq=gamma + 1).step_s
               / decode_step(d, at.batch).step_s)
-    assumed = " assumed" if args.spec_accept is None else ""
     users = at.tpot_s / (at.step_s / gain + at.tpot_s - at.step_s)  # prefill is no faster
     above = next((first for first, _ in ranges if first > at.batch), None)
     until = f", up to about {count(above)} at once" if above else ""
-    return Answered(
+    return (
         "Why speculative decoding?" if gain > 1 else "Why not speculative decoding?",
         f"batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B, the ridge is "
         f"{peak_flop_s(d) / d.gpu.bandwidth_bytes_s:.0f}: checking {gamma + 1} positions takes "
         f"{longer:.2f}x the step for {tokens_a_step(alpha, gamma):.2f} tokens, {gain:.2f}x with "
-        f"the drafter (acceptance {alpha:g}{assumed}), {users:.2f}x on the TPOT, prefill in it; "
-        f"{ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory comes on top",
+        f"the drafter (acceptance {alpha:g}{' assumed' * assumed}), {users:.2f}x on the TPOT, "
+        f"prefill in it; {ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory "
+        "comes on top",
         f"it would make each answer up to {figure(users, 2)} times as fast at this load without "
         f"changing it{until}; to be promised after a measurement on your traffic" if gain > 1 else
         "at this load checking the guesses costs more than they save; it helps in quiet hours, and "
@@ -6832,30 +6616,28 @@ def why_speculation(at: Stand) -> Answered:
 
 def why_replicas(at: Stand) -> Answered:
     """The division behind the number of replicas, with its margins."""
-    plan, d = at.plan, at.case.d
+    plan, d = at.case.plan, at.case.d
     if plan and plan.sustained is None:
-        return Answered(
-            "Why no number of replicas?", f"one request alone breaks {LIMIT_NAMES[plan.binding]}, "
-            f"and replicas share nothing; {LIMIT_KNOBS[plan.binding]}",
-            "more of the same does not answer any single request sooner")
+        return ("Why no number of replicas?", "one request alone breaks "
+                f"{LIMIT_NAMES[plan.binding]}, and replicas share nothing; "
+                f"{LIMIT_KNOBS[plan.binding]}",
+                "more of the same does not answer any single request sooner")
     if plan is None or plan.load.rate_rps is None:
         held = f"; one sustains {figure(plan.rate_per_replica_rps)} req/s" if plan else ""
-        return Answered(
-            f"Why {counted(d.replicas, 'replica')}?",
-            f"as the flags say{held}; --rate and an SLO make a plan",
-            f"{'it is the least that can be bought' if d.replicas == 1 else 'as you asked'}{held}; "
-            "your traffic decides how many")
+        least = "it is the least that can be bought" if d.replicas == 1 else "as you asked"
+        return (f"Why {counted(d.replicas, 'replica')}?",
+                f"as the flags say{held}; --rate and an SLO make a plan",
+                f"{least}{held}; your traffic decides how many")
     rate, each = figure(plan.load.rate_rps), figure(plan.rate_per_replica_rps)
-    return Answered(
-        f"Why {counted(plan.replicas, 'replica')}?",
-        f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. {each} "
-        f"req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it a burst of "
-        f"{1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in flight, "
-        f"{count(plan.kv_tokens_needed)} KV tokens of "
-        f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
-        f"one replica serves {each} requests a second within your targets; we load it to "
-        f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
-        f"{plan.replicas}, and {plan.spares} more so that a failure is not noticed")
+    return (f"Why {counted(plan.replicas, 'replica')}?",
+            f"ceil({rate} / {each} / {HEADROOM:g}) = {plan.replicas}, + {plan.spares} spare. "
+            f"{each} req/s is where {LIMIT_NAMES[plan.binding]} gives way; at {HEADROOM:.0%} of it "
+            f"a burst of {1 / HEADROOM - 1:.0%} still fits. Little: {count(plan.in_flight)} in "
+            f"flight, {count(plan.in_flight * plan.load.context_tokens)} KV tokens of "
+            f"{count(plan.replicas * plan.kv_tokens_per_replica)} held",
+            f"one replica serves {each} requests a second within your targets; we load it to "
+            f"{HEADROOM:.0%} so that bursts do not break them, so {rate} a second take "
+            f"{plan.replicas}, and {plan.spares} more so that a failure is not noticed")
 
 
 def why_not_half(at: Stand) -> Answered:
@@ -6870,25 +6652,24 @@ def why_not_half(at: Stand) -> Answered:
                 if case.args.prices and not case.args.gpu_price else
                 "nothing to halve: as it is, no number of replicas holds the load; with one change "
                 + (f"it would: {works}" if works else "neither"))
-        return Answered(question, none, none)
-    halved = [row for row in ones if row[0] <= 0.5]
-    twos = [] if halved else billed(case, [(a, b) for i, a in enumerate(changes)
+        return question, none, none
+    halves = [row for row in ones if row[0] <= 0.5]
+    twos = [] if halves else billed(case, [(a, b) for i, a in enumerate(changes)
                                            for b in changes[i + 1:] if a.axis != b.axis], base)
-    shown = halved[:4] or [row for row in ones[:2] + twos[:1] if row[0] < 0.99]
+    shown = halves[:4] or [row for row in ones[:2] + twos[:1] if row[0] < 0.99]
     if not shown:
         none = f"nothing that was tried makes it cheaper ({len(ones)} single changes, and pairs)"
-        return Answered(question, none, none)
+        return question, none, none
     texts = [f"{way_text(way)} {share:.2f}x{change_price(case, way)}" for share, way in shown]
     share, way = min(shown, key=lambda row: row[0])
     said = f"{way_text(way)} would bring it to {share:.0%}"
-    told = (said if halved else f"no single step does, but {said}" if share <= 0.5 else
+    told = (said if halves else f"no single step does, but {said}" if share <= 0.5 else
             f"no single step does, nor do two; {said}")
     asks = "; ".join(dict.fromkeys(change.price for change in way if change.price))
-    return Answered(
-        question, ("" if halved else "no single change does. The nearest, and the best pair: ")
-        + f"{'; '.join(texts)}. {len(ones)} single changes tried, in "
-        f"{'dollars' if case.args.prices else 'GPU-hours'} per 1M output tokens",
-        told + (f". What it asks: {asks}" if asks else ""))
+    return (question, ("" if halves else "no single change does. The nearest, and the best pair: ")
+            + f"{'; '.join(texts)}. {len(ones)} single changes tried, in "
+            f"{'dollars' if case.args.prices else 'GPU-hours'} per 1M output tokens",
+            told + (f". What it asks: {asks}" if asks else ""))
 
 
 def billed(case: Case, ways: Sequence[Tuple[Change, ...]], base: Optional[float]
@@ -6923,14 +6704,17 @@ def say_defend(case: Case, answer: Answer) -> None:
         answer.add("defend", [])
         answer.say("DEFEND", "it does not start, so there is nothing to defend; see WOULD DO")
         return
-    at = stand_of(case)
-    found = [why(at) for why in DEFENCES]
-    answer.add("defend", [one._asdict() for one in found])
+    batch, plan, d = operating_batch(case), case.plan, case.d
+    step_s = expected_step_s(d, batch, case.cal)
+    tpot_s = (Replica(d, plan.load, case.cal).at(batch).tpot_s if plan else
+              expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
+    found = [why(Stand(case, batch, step_s, tpot_s)) for why in DEFENCES]
+    answer.add("defend", [dict(zip(("question", "researcher", "customer"), one)) for one in found])
     answer.lines += ["", "DEFEND       expected figures are estimates until measured"]
-    for one in found:
-        answer.lines.append(one.question)
-        answer.say("  researcher", one.researcher)
-        answer.say("  customer", one.customer)
+    for question, researcher, customer in found:
+        answer.lines.append(question)
+        answer.say("  researcher", researcher)
+        answer.say("  customer", customer)
 
 
 # ---- 9c. Launch commands -----------------------------------------------------------------------
@@ -7076,9 +6860,8 @@ def flag_rows(engine: str) -> List[Dict[str, str]]:
     found = []
     for line in lines:
         mine = [row for row in line if getattr(row, engine)]
+        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
         if mine:
-            notes = [row.sglang_note if engine == "sglang" else row.note if engine == "vllm" else ""
-                     for row in line]
             found.append({
                 "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
                 "term": line[0].term,
@@ -7093,22 +6876,21 @@ ENGINE_TITLES = {"vllm": "vLLM (vllm serve)", "sglang": "SGLang (python -m sglan
 
 def print_flags(as_json: bool) -> None:
     """The flag tables: vLLM's flag, term and notes; the others' flag, vLLM analogue and notes."""
+    import itertools
     import textwrap
     tables = {engine: flag_rows(engine) for engine in ENGINES}
     if as_json:
         print(json.dumps({"flags": tables}, indent=1))
         return
+    heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue", "notes": "notes"}
     for engine, rows in tables.items():
         print(f"{ENGINE_TITLES[engine]}")
         columns = ("flag", "term" if engine == "vllm" else "vllm", "notes")
-        heads = {"flag": "flag", "term": "term it changes", "vllm": "vLLM analogue",
-                 "notes": "notes"}
         for row in (heads, *rows):
             cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
                      for c, width in zip(columns, (38, 28, 40))]
-            for i in range(max(map(len, cells))):
-                parts = [cell[i] if i < len(cell) else "" for cell in cells]
-                print(f"  {parts[0]:<39} {parts[1]:<29} {parts[2]}".rstrip())
+            for flag, term, note in itertools.zip_longest(*cells, fillvalue=""):
+                print(f"  {flag:<39} {term:<29} {note}".rstrip())
         print()
 
 
@@ -7119,21 +6901,18 @@ class Launch(NamedTuple):
     model_id: str
     stored: str  # precision of that checkpoint, by our name
     d: Deployment
-    util: float
-    max_model_len: int
+    args: Any
+    own: Settings  # what is not said below
     max_num_seqs: int  # as the engine counts: SGLang over all DP-attention ranks, else of one
     max_num_batched_tokens: int  # likewise
-    prefix_caching: bool = True
-    prefix_heavy: bool = False  # prompts share a prefix: SGLang queues by longest match
-    spec_method: str = ""  # vLLM's name; '' = no speculation
-    spec_model: str = ""
-    spec_tokens: int = 0
-    lora_rank: int = 0
-    lora_count: int = 1
-    disaggregated: bool = False
-    streamed: bool = False  # weights straight from storage
-    async_scheduling: bool = False
-    why: Mapping[str, str] = {}  # reasons that take the place of the usual ones, by setting
+    draft: Draft
+    async_scheduling: bool
+    why: Mapping[str, str]  # reasons that take the place of the usual ones, by setting
+
+    @property
+    def online_quantised(self) -> bool:
+        """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
+        return self.d.weights.name == "fp8" and self.stored in SIXTEEN_BIT
 
 
 class LaunchFlag(NamedTuple):
@@ -7164,38 +6943,40 @@ def launch_flags(launch: Launch) -> List[LaunchFlag]:
 
     A setting that the engine has no flag for is left out; launch_notes says so.
     """
-    values = {**_layout_values(launch), **_limit_values(launch), **_option_values(launch)}
-    terms: Dict[str, str] = {}
+    engine = launch.engine
+    values = {**layout_values(engine, launch.d), **limit_values(launch), **option_values(launch),
+              **spec_values(engine, launch.draft, launch.args.spec_model)}
+    found, term = [], ""
     for row in SETTINGS:
-        terms[row.key] = row.term or list(terms.values())[-1]
-    return [LaunchFlag(spelling(launch.engine, key), values[key][0],
-                       f"{term}: {launch.why.get(key, values[key][1])}")
-            for key, term in terms.items() if key in values and spelling(launch.engine, key)]
+        term = row.term or term
+        if row.key in values and spelling(engine, row.key):
+            value, why = values[row.key]
+            found.append(LaunchFlag(spelling(engine, row.key), value,
+                                    f"{term}: {launch.why.get(row.key, why)}"))
+    return found
 
 
 Values = Dict[str, Tuple[str, str]]  # setting -> value as written, why
 
 
-def _layout_values(launch: Launch) -> Values:
+def layout_values(engine: str, d: Deployment) -> Values:
     """Parallelism. SGLang and TensorRT-LLM count DP attention and context ranks in their TP."""
-    d, vllm = launch.d, launch.engine == "vllm"
-    tp = d.tp if vllm else d.tp * d.attention_dp * (d.pcp if launch.engine == "sglang" else 1)
-    per_gpu = f"weights {weights_bytes_per_gpu(d) / GIB:.2f} GiB a GPU"
+    vllm = engine == "vllm"
+    tp = d.tp if vllm else d.tp * d.attention_dp * (d.pcp if engine == "sglang" else 1)
     inside = "" if tp == d.tp else f", attention TP={d.tp}"
     values: Values = {}
     if tp > 1:
-        values["tp"] = (str(tp), f"{per_gpu}{inside}")
+        values["tp"] = (str(tp), f"weights {weights_bytes_per_gpu(d) / GIB:.2f} GiB a GPU{inside}")
     if d.pp > 1:
         values["pp"] = (str(d.pp), f"{-(-d.model.layers // d.pp)} of {d.model.layers} layers")
-    if d.dp > 1 and (vllm or launch.engine == "sglang"):
+    if d.dp > 1 and engine != "trtllm":
         values["dp"] = (str(d.dp), "attention data-parallel, its KV in one rank only"
                         if d.attention_dp > 1 else f"{d.replicas} copies of the model")
     if d.ep > 1:
-        held = -(-d.model.experts // d.ep)
-        values["ep"] = ("" if vllm else str(d.ep), f"{held} of {d.model.experts} experts, whole, on"
-                        " a GPU")
+        values["ep"] = ("" if vllm else str(d.ep), f"{-(-d.model.experts // d.ep)} of "
+                        f"{d.model.experts} experts, whole, on a GPU")
     if d.attention_dp > 1:
-        values["attention_dp"] = (_switch(launch), "a sequence's KV is on one rank, not on all")
+        values["attention_dp"] = (switched_on(engine), "a sequence's KV is on one rank, not on all")
     if d.dcp > 1:
         values["dcp"] = (str(d.dcp), f"1/{d.dcp} of each sequence's KV on a rank")
     if d.pcp > 1:
@@ -7204,88 +6985,89 @@ def _layout_values(launch: Launch) -> Values:
     return values
 
 
-def _switch(launch: Launch) -> str:
+def switched_on(engine: str) -> str:
     """A switch that is on: bare as a flag, true in YAML."""
-    return "true" if launch.engine == "trtllm" else ""
+    return "true" if engine == "trtllm" else ""
 
 
-def _limit_values(launch: Launch) -> Values:
+def limit_values(launch: Launch) -> Values:
     """Memory and batch limits."""
-    d = launch.d
-    share, of = launch.util, ("memory for weights and KV pool" if launch.engine == "sglang" else
-                              "memory for the engine; the KV pool is what is left of it")
-    if launch.engine == "trtllm":
-        of = f"what loading leaves free; util {d.util:g} of all memory"
-    kv = f"{figure(sequence_bytes(d, launch.max_model_len) / GIB)} GiB/GPU of KV each"
+    d, own = launch.d, launch.own
+    of = {"sglang": "memory for weights and KV pool",
+          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
+              launch.engine, "memory for the engine; the KV pool is what is left of it")
+    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
     return {
-        "ctx": (str(launch.max_model_len), f"longest request, {kv}; one must fit the pool"),
-        "util": (f"{share:.4g}", f"share of {of}"),
+        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
+        "util": (f"{own.util:.4g}", f"share of {of}"),
         "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
         "max_num_batched_tokens": (
             str(launch.max_num_batched_tokens),
             "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
 
 
-def _option_values(launch: Launch) -> Values:
-    """What the question involves: precision, caching, speculation, adapters, transfer, loading."""
-    d, on = launch.d, _switch(launch)
+def option_values(launch: Launch) -> Values:
+    """What the question involves: precision, caching, adapters, transfer, loading.
+
+    vLLM takes set LoRA ranks only, SGLang wants to know the modules beforehand; of P/D
+    disaggregation SGLang's command is the decode server's.
+    """
+    d, args, engine, on = launch.d, launch.args, launch.engine, switched_on(launch.engine)
     values: Values = {
         "metrics": (on, "queue depth, token usage"), "iteration_metrics": (on, "the same"),
-        ("prefix_caching" if launch.prefix_caching else "no_prefix_caching"): (
-            on, "a shared prefix is prefilled once" if launch.prefix_caching else "every prompt "
-            "prefilled, for a clean benchmark")}
-    if launch.engine == "trtllm":
+        "prefix_caching": (on, "a shared prefix is prefilled once")}
+    if engine == "trtllm":
         values["chunked_prefill"] = (on, "long prompts in pieces beside the decodes")
-        if not launch.prefix_caching:
-            del values["no_prefix_caching"]
-            values["prefix_caching"] = ("false", "every prompt prefilled, for a clean benchmark")
-    if launch.prefix_heavy:
+    if args.shared_prefix_len:
         values["schedule_policy"] = ("lpm", "longest cached prefix first")
     sparse = any(cache.kind == "indexer" for cache in d.model.caches)
-    name = KV_NAMES[launch.engine].get(d.kv.name)
+    name = KV_NAMES[engine].get(d.kv.name)
     if name and (d.kv.bytes < 2 or d.model.kv_native or sparse):
         values["kv"] = (name, f"{figure(d.kv.bytes)} B an element")
-    if online_quantised(launch):
+    if launch.online_quantised:
         values["weights"] = (d.weights.name, f"{figure(d.weights.bytes)} B a parameter, made at "
                              "load from the 16-bit checkpoint")
     elif d.weights.name != launch.stored and {d.weights.name, launch.stored} <= set(SIXTEEN_BIT):
         values["dtype"] = (SIXTEEN_BIT[d.weights.name], f"the checkpoint is {launch.stored}")
     if launch.async_scheduling:
         values["async_scheduling"] = ("", "the next step is scheduled while this one runs")
-    if launch.streamed:
+    if args.storage:
         values["load_format"] = ("runai_streamer", "weights stream from storage, many readers")
     if launch.model_id.startswith("moonshotai/"):
         values["trust"] = ("", "as its card says")
-    return {**values, **_spec_values(launch), **_lora_values(launch), **_transfer_values(launch)}
+    if args.lora_rank:
+        rank = args.lora_rank
+        if engine == "vllm":
+            rank = next((r for r in LORA_RANKS if r >= rank), LORA_RANKS[-1])
+        values.update(lora=(on, "adapters over one base"),
+                      lora_count=(str(args.lora_count), "adapters of one batch, resident"),
+                      lora_rank=(str(rank), f"slots sized for rank {rank}"),
+                      lora_modules=("all", "adapters may touch any matrix"))
+    if args.kv_link:
+        connector = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+        values.update(kv_transfer=({"vllm": connector, "sglang": "decode",
+                                    "trtllm": "DEFAULT"}[engine],
+                                   "prompts are prefilled elsewhere, their KV shipped here"),
+                      kv_transfer_backend=("nixl", "RDMA between the pools"))
+    return values
 
 
-def native_of(d: Deployment) -> str:
-    """The precision of the checkpoint by our name."""
-    return SPELLINGS.get(d.model.native, d.model.native)
-
-
-def online_quantised(launch: Launch) -> bool:
-    """Whether the engine is to make FP8 weights of a 16-bit checkpoint while it loads."""
-    return launch.d.weights.name == "fp8" and launch.stored in SIXTEEN_BIT
-
-
-def _spec_values(launch: Launch) -> Values:
+def spec_values(engine: str, draft: Draft, drafter: Optional[str]) -> Values:
     """Speculative decoding: JSON for vLLM and TensorRT-LLM, five flags for SGLang."""
-    method, gamma = launch.spec_method, launch.spec_tokens
+    method, gamma = draft.method, draft.tokens
     if not method:
         return {}
-    model = launch.spec_model or (DRAFTER if method in DRAFTERS else "")
+    model = drafter or (DRAFTER if method in DRAFTERS else "")
     algorithm, decoding = SPEC_NAMES[method]
     why = f"{gamma} drafted tokens verified in one step"
-    if launch.engine == "vllm":
+    if engine == "vllm":
         config: Dict[str, Any] = {"method": method, "num_speculative_tokens": gamma}
         config.update({"model": model} if model else {})
         config.update({"prompt_lookup_max": 4} if method == "ngram" else {})
         return {"speculative": (json.dumps(config), why)}
-    if launch.engine == "trtllm":
-        config = {"decoding_type": decoding, "max_draft_len": gamma}
-        if method == "mtp":
-            config = {"decoding_type": decoding, "num_nextn_predict_layers": gamma}
+    if engine == "trtllm":
+        length = "num_nextn_predict_layers" if method == "mtp" else "max_draft_len"
+        config = {"decoding_type": decoding, length: gamma}
         config.update({"speculative_model_dir": model} if model else {})
         return {"speculative": (json.dumps(config), why)} if decoding else {}
     if not algorithm:
@@ -7300,34 +7082,16 @@ def _spec_values(launch: Launch) -> Values:
     return values
 
 
-def _lora_values(launch: Launch) -> Values:
-    """Adapter slots; vLLM takes set ranks only, SGLang wants to know the modules beforehand."""
-    if not launch.lora_rank:
-        return {}
-    rank = launch.lora_rank
-    if launch.engine == "vllm":
-        rank = next((r for r in LORA_RANKS if r >= rank), LORA_RANKS[-1])
-    return {"lora": (_switch(launch), "adapters over one base"),
-            "lora_count": (str(launch.lora_count), "adapters of one batch, resident"),
-            "lora_rank": (str(rank), f"slots sized for rank {rank}"),
-            "lora_modules": ("all", "adapters may touch any matrix")}
-
-
-def _transfer_values(launch: Launch) -> Values:
-    """The KV connector of P/D disaggregation; SGLang's command is the decode server's."""
-    if not launch.disaggregated:
-        return {}
-    connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    value = {"vllm": json.dumps(connector), "sglang": "decode", "trtllm": "DEFAULT"}[launch.engine]
-    return {"kv_transfer": (value, "prompts are prefilled elsewhere, their KV shipped here"),
-            "kv_transfer_backend": ("nixl", "RDMA between the pools")}
+def native_of(d: Deployment) -> str:
+    """The precision of the checkpoint by our name."""
+    return SPELLINGS.get(d.model.native, d.model.native)
 
 
 def launch_notes(launch: Launch) -> List[str]:
     """What a launch command cannot say, or leaves to be filled in."""
-    d, engine, notes = launch.d, launch.engine, []
-    wanted, stored = d.weights.name, launch.stored
-    if online_quantised(launch):
+    d, engine, args, method = launch.d, launch.engine, launch.args, launch.draft.method
+    wanted, stored, notes = d.weights.name, launch.stored, []
+    if launch.online_quantised:
         if engine == "trtllm":
             notes.append(f"TensorRT-LLM loads FP8, it does not make it: name an FP8 checkpoint in "
                          f"place of {launch.model_id}")
@@ -7344,16 +7108,16 @@ def launch_notes(launch: Launch) -> List[str]:
         if d.replicas > 1:
             notes.append(f"one of {d.replicas} replicas: start each, with a router before them")
     missing = [name for name, on in (
-        ("dcp", d.dcp > 1), ("load_format", launch.streamed)) if on and not spelling(engine, name)]
-    if launch.spec_method and "speculative" not in _spec_values(launch):
-        missing.append(f"speculation by {launch.spec_method}")
+        ("dcp", d.dcp > 1), ("load_format", args.storage)) if on and not spelling(engine, name)]
+    if method and not spec_values(engine, launch.draft, args.spec_model):
+        missing.append(f"speculation by {method}")
     if missing:
         notes.append(f"{engine} has no flag for {', '.join(missing)}")
-    if launch.spec_method in DRAFTERS and not launch.spec_model:
-        notes.append(f"{DRAFTER} stands for the {launch.spec_method} drafter: --spec-model")
-    if launch.lora_rank > LORA_RANKS[-1]:
+    if method in DRAFTERS and not args.spec_model:
+        notes.append(f"{DRAFTER} stands for the {method} drafter: --spec-model")
+    if (args.lora_rank or 0) > LORA_RANKS[-1]:
         notes.append(f"vLLM's adapters go up to rank {LORA_RANKS[-1]}")
-    if launch.disaggregated:
+    if args.kv_link:
         notes.append({"vllm": "the same for the prefill and the decode pool, a router before both",
                       "sglang": "this is a decode server; a prefill server takes "
                       "--disaggregation-mode prefill, a router joins them",
@@ -7402,16 +7166,16 @@ def launch_of(case: Case) -> Launch:
     """The launch that a question asks for: what was given, else the plan's, else what KV holds."""
     args, plan = case.args, case.plan
     d = one_replica(case)
-    own = settings_of(d, args, plan)
-    held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
-               * d.attention_dp)
+    own, draft = settings_of(d, args, plan), draft_of(d, args)
     slots, chunk = own.max_num_seqs, own.max_num_batched_tokens
     why = {}
     if plan:
         why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
-               f"{count(plan.in_flight / max(1, plan.fleet))} in flight a replica",
+               f"{plan.in_flight_text} in flight a replica",
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
+        held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
+                   * d.attention_dp)
         slots = min(SEQS_MOST, held - held % 8 or held or 1)
         guess = "" if d.output_tokens else ", assumed: give --input-len and --output-len"
         why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
@@ -7420,20 +7184,13 @@ def launch_of(case: Case) -> Launch:
         slots = slots if args.max_num_seqs else -(-slots // d.attention_dp)
     elif not args.max_num_batched_tokens:
         chunk *= d.attention_dp
-    speculating = {"spec_accept", "spec_accept_len", "spec_method"} & args.given
-    method = args.spec_method or ("mtp" if d.model.mtp_layers else
-                                  "eagle3" if args.spec_cost else "ngram")
     step_s = case.step.step_s if case.batch else math.inf
     return Launch(
-        args.engine, *checkpoint_of(args, d), d, own.util, own.max_model_len, slots,
-        chunk if args.max_num_batched_tokens else max(chunk, slots),
-        prefix_heavy=bool(args.shared_prefix_len),
-        spec_method=method if speculating else "", spec_model=args.spec_model or "",
-        spec_tokens=args.spec_tokens, lora_rank=args.lora_rank or 0, lora_count=args.lora_count,
-        disaggregated=args.kv_link is not None, streamed=args.storage is not None,
-        async_scheduling=step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
-        and (not speculating or method not in ("ngram", "suffix")),
-        why={key: text for key, text in why.items() if key not in args.given})
+        args.engine, *checkpoint_of(args, d), d, args, own, slots,
+        chunk if args.max_num_batched_tokens else max(chunk, slots), draft,
+        step_s < CPU_BOUND_STEP_S and d.pp == 1 and not args.kv_link
+        and draft.method not in ("ngram", "suffix"),
+        {key: text for key, text in why.items() if key not in args.given})
 
 
 def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
@@ -7454,10 +7211,9 @@ def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
 def say_launch(case: Case, answer: Answer) -> None:
     """The command that starts the engine, and for each flag the term it changes."""
     import textwrap
-    launch = launch_of(case)
+    launch, own = launch_of(case), settings_of(case.d, case.args, case.plan)
     flags = launch_flags(launch)
-    lines = launch_command(launch, flags)
-    answer.add("engine.command", "\n".join(lines))
+    command = answer.add("engine.command", "\n".join(launch_command(launch, flags)))
     answer.add("engine.flags", [flag._asdict() for flag in flags])
     notes = answer.add("engine.launch_notes", launch_notes(launch))
     answer.lines.append("")
@@ -7467,27 +7223,25 @@ def say_launch(case: Case, answer: Answer) -> None:
     answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
-        reason = textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False)
         if len(shown) > width:
             answer.lines.append(f"  {shown}")
             shown = ""
-        answer.lines += [f"  {shown if i == 0 else '':<{width}}  {part}"
-                         for i, part in enumerate(reason)]
-    own = settings_of(case.d, case.args, case.plan)
+        answer.lines += [f"  {'' if i else shown:<{width}}  {part}" for i, part in enumerate(
+            textwrap.wrap(flag.reason, SCREEN - width - 4, break_on_hyphens=False))]
     differing = [f"{spelling(launch.engine, key)} {mine}" for key, mine, theirs in (
-        ("ctx", launch.max_model_len, own.max_model_len),
+        ("ctx", launch.own.max_model_len, own.max_model_len),
         ("max_num_seqs", launch.max_num_seqs, own.max_num_seqs),
         ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
         if mine != theirs]
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    refused = engine_answer(case.d, settings_of(case.d, case.args, case.plan)).refusals
+    refused = engine_answer(case.d, own).refusals
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
-    answer.lines += ["", *"\n".join(lines).split("\n")]
+    answer.lines += ["", *command.split("\n")]
 
 
 # Reading a pasted command.
@@ -7572,9 +7326,16 @@ def pasted_command(text: str) -> Pasted:
     Environment prefixes, docker run, launchers, line continuations, quotes and redirections are
     seen through. Raises UserError when it is no such command, or names no model.
     """
+    import re
     tokens = shell_words(text)
-    engine, version, rest = find_engine(tokens)
-    settings, unknown, stray = read_flags(engine, rest)
+    found = engine_start(tokens)
+    if not found:
+        raise UserError("is no launch command that is known here; paste a vllm serve, python -m "
+                        "sglang.launch_server or trtllm-serve line")
+    engine, start = found
+    tag = re.search(r"(?:vllm-openai|vllm|sglang|release):v?(\d+\.\d+(?:\.\d+)?)",
+                    " ".join(tokens[:start]))  # of a container image
+    settings, unknown, stray = read_flags(engine, tokens[start:])
     model = settings.pop("model", "") or (stray[0] if stray else "")
     unknown += [word for word in stray if word != model]
     if not model:
@@ -7593,7 +7354,7 @@ def pasted_command(text: str) -> Pasted:
              for word in (flag, settings[key])]
     if settings.get("weights") != "fp8":  # which alone may be made at load
         stored = stored or settings.get("weights", "")
-    return Pasted(engine, version, model, resolved, stored, tuple(words), settings,
+    return Pasted(engine, tag[1] if tag else "", model, resolved, stored, tuple(words), settings,
                   tuple(dict.fromkeys(unknown)), gone)
 
 
@@ -7631,19 +7392,6 @@ def engine_start(tokens: Sequence[str]) -> Optional[Tuple[str, int]]:
                 if i + span <= len(tokens) and re.fullmatch(pattern, " ".join(tokens[i:i + span])):
                     return engine, i + span
     return None
-
-
-def find_engine(tokens: Sequence[str]) -> Tuple[str, str, List[str]]:
-    """The engine, its version where a container image tells it, and its arguments."""
-    import re
-    found = engine_start(tokens)
-    if not found:
-        raise UserError("is no launch command that is known here; paste a vllm serve, python -m "
-                        "sglang.launch_server or trtllm-serve line")
-    engine, start = found
-    tag = re.search(r"(?:vllm-openai|vllm|sglang|release):v?(\d+\.\d+(?:\.\d+)?)",
-                    " ".join(tokens[:start]))
-    return engine, tag[1] if tag else "", list(tokens[start:])
 
 
 def setting_names(engine: str) -> Dict[str, str]:
@@ -7826,27 +7574,18 @@ class Advice(NamedTuple):
     reason: str
 
 
-def changes_to(case: Case, pasted: Pasted) -> List[Advice]:
-    """What a pasted deployment would change, each with the term that moves."""
-    return [*memory_changes(case, pasted), *layout_changes(case, pasted),
-            *step_changes(case, pasted)]
-
-
 UNSET_UTIL = {"vllm": "the default moved between versions (0.90, then 0.92)",
               "sglang": "the default is derived from the GPU, TP and chunk"}
 
 
 def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of the memory budget: util, context, KV width, batch slots."""
-    d, args, had = case.d, case.args, pasted.settings
-
-    def flag(key: str) -> str:
-        return spelling(pasted.engine, key)
-
+    d, args, had, flag = case.d, case.args, pasted.settings, partial(spelling, pasted.engine)
     if not had.get("util") and pasted.engine in UNSET_UTIL:
         yield Advice(flag("util"), None, f"{d.util:g}", f"util: not set, and "
                      f"{UNSET_UTIL[pasted.engine]}; this answer takes {d.util:g}, write it out")
-    need = needed_context(case)
+    need = (longest_request(args.input_len, args.output_len)
+            if args.input_len and args.output_len else None)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
     if not case.memory.fits and most:
         yield Advice(flag("ctx"), had.get("ctx"), str(min(need or most, most)), "max context: one "
@@ -7861,9 +7600,7 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
         yield Advice(flag("ctx"), had["ctx"], str(need), "max context: the p99.9 of input + output "
                      f"is {count(need)}; a longer one lets a stray request take the KV of "
                      f"{figure(d.ctx_tokens / need, 2)} such")
-    average = sequence_bytes(d, d.history_tokens)
-    held = int(max(0.0, case.memory.pool_bytes) / average * d.attention_dp)
-    wanted = wanted_in_flight(case)
+    held, wanted = int(case.average_seqs), wanted_in_flight(case)
     ranks = 1 if pasted.engine == "sglang" else d.attention_dp
     slots = args.max_num_seqs * ranks if "max_num_seqs" in args.given else None
     if slots and held and slots > held * 1.1:
@@ -7888,46 +7625,34 @@ def wanted_in_flight(case: Case) -> int:
     return case.d.asked or (math.ceil(planned.batch) if planned else 0)
 
 
-def needed_context(case: Case) -> Optional[int]:
-    """The p99.9 of input + output where lengths are known, up to a multiple of 1,024 [tokens]."""
-    args = case.args
-    if args.input_len is None or args.output_len is None:
-        return None
-    return rounded_up(args.input_len.quantile(0.999) + args.output_len.quantile(0.999), KIB)
-
-
 def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of parallelism and weights: less TP and more replicas, narrower weights, DP attention."""
-    d, engine = case.d, pasted.engine
+    d, plan, engine, flag = case.d, case.plan, pasted.engine, partial(spelling, pasted.engine)
     wanted = wanted_in_flight(case)
     fewer = [d._replace(tp=n) for n in fitting_tp(d.model) if n < d.tp and not n % d.dcp]
     for other in fewer if wanted and d.ep <= 1 else ():
-        pool = memory_of(other).pool_bytes
-        if pool < sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN:
-            continue
-        if case.plan and plan_of(other, case.plan.load, case.cal, engine).replicas != \
-                case.plan.replicas:
+        needed = sequence_bytes(other, d.history_tokens) * wanted * SEQS_MARGIN
+        if memory_of(other).pool_bytes < needed or (plan and plan_of(
+                other, plan.load, case.cal, engine).replicas != plan.replicas):
             continue
         now, then = (expected_step_s(x, wanted, case.cal) for x in (d, other))
-        yield Advice(spelling(engine, "tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
+        yield Advice(flag("tp"), str(d.tp), str(other.tp), f"N in W/N: {wanted} in "
                      f"flight fit {other.replica_gpus} GPU{'s' * (other.replica_gpus > 1)} a "
                      f"replica in place of {d.replica_gpus}; a decode step takes "
                      f"{in_ms(then)} ms in place of {in_ms(now)} (expected)")
         break
     if d.weights.bytes >= 2 and "fp8" in d.gpu.flop_s and native_of(d) in SIXTEEN_BIT:
         fp8 = d._replace(weight_bytes=d.weight_bytes / 2)
-        yield Advice(spelling(engine, "weights") or "an FP8 checkpoint", d.weights.name, "fp8",
+        yield Advice(flag("weights") or "an FP8 checkpoint", d.weights.name, "fp8",
                      f"b for weights: a step reads half of {figure(weights_bytes_per_gpu(d) / GIB)}"
                      f" GiB, and {sequences_text(memory_of(fp8).max_seqs)} sequences fit in place "
                      f"of {sequences_text(case.memory.max_seqs)}, after an accuracy check")
     wide = d._replace(tp=1, dp=d.tp * d.dp, ep=d.tp * d.dp)
-    if d.tp > 1 and d.ep <= d.tp and d.model.experts and any(
-            c.kind == "mla" for c in d.model.caches) and memory_of(wide).max_seqs > max(
-                1.0, case.memory.max_seqs):
-        values = _layout_values(launch_of(case)._replace(d=wide))
-        flags = " ".join(f"{spelling(engine, key)} {value[0]}".strip()
-                         for key, value in values.items() if spelling(engine, key))
-        yield Advice(spelling(engine, "tp"), str(d.tp), flags, "KV/N, in one move: the MLA latent "
+    if d.tp > 1 and d.ep <= d.tp and d.model.experts and d.model.latent and memory_of(
+            wide).max_seqs > max(1.0, case.memory.max_seqs):
+        flags = " ".join(f"{flag(key)} {value}".strip()
+                         for key, (value, _) in layout_values(engine, wide).items() if flag(key))
+        yield Advice(flag("tp"), str(d.tp), flags, "KV/N, in one move: the MLA latent "
                      "is whole on each TP rank, DP attention keeps each once: "
                      f"{sequences_text(memory_of(wide).max_seqs)} sequences of "
                      f"{count(d.ctx_tokens)} in place of {sequences_text(case.memory.max_seqs)}")
@@ -7935,49 +7660,45 @@ def layout_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
 
 def step_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of the step: prefix caching, CUDA graphs, chunking, a budget too large, metrics."""
-    d, had, engine = case.d, pasted.settings, pasted.engine
-
-    def given(key: str) -> str:
-        return spelling(engine, key)
-
-    if "no_prefix_caching" in had:
-        yield Advice(given("no_prefix_caching"), "on", None, "prefix reuse: every shared prefix is "
-                     f"prefilled again, {figure(prefill_seconds(d, 1000) / MS)} ms per 1,000 tokens"
-                     " at the bound; right for clean benchmarks alone")
-    if "eager" in had:
-        yield Advice(given("eager"), "on", None, "t_overhead: without CUDA graphs each kernel of "
-                     f"{d.model.layers} layers is launched from the CPU in every step")
-    if "no_async_scheduling" in had:
-        yield Advice(given("no_async_scheduling"), "on", None, "CPU overhead: the GPU waits while "
-                     "the next step is scheduled")
-    if "no_chunked_prefill" in had:
-        yield Advice(given("no_chunked_prefill") or given("max_num_batched_tokens"), "off", "8192",
-                     "prefill mixing: a prompt in one piece holds every stream up for "
-                     f"{figure(prefill_seconds(d, d.ctx_tokens, TYPICAL_MFU) / MS)} ms at ctx "
-                     f"{count(d.ctx_tokens)}")
+    d, had, flag = case.d, pasted.settings, partial(spelling, pasted.engine)
     budget = case.args.max_num_batched_tokens or 0
+
+    def stall(tokens: int) -> str:
+        return figure(prefill_seconds(d, tokens, TYPICAL_MFU) / MS)
+
+    switches = (
+        ("no_prefix_caching", "prefix reuse: every shared prefix is prefilled again, "
+         f"{figure(prefill_seconds(d, 1000) / MS)} ms per 1,000 tokens at the bound; right for "
+         "clean benchmarks alone"),
+        ("eager", f"t_overhead: without CUDA graphs each kernel of {d.model.layers} layers is "
+         "launched from the CPU in every step"),
+        ("no_async_scheduling", "CPU overhead: the GPU waits while the next step is scheduled"))
+    for key, reason in switches:
+        if key in had:
+            yield Advice(flag(key), "on", None, reason)
+    if "no_chunked_prefill" in had:
+        yield Advice(flag("no_chunked_prefill") or flag("max_num_batched_tokens"), "off", "8192",
+                     "prefill mixing: a prompt in one piece holds every stream up for "
+                     f"{stall(d.ctx_tokens)} ms at ctx {count(d.ctx_tokens)}")
     if budget > 8192 and "max_num_batched_tokens" in had:
-        yield Advice(given("max_num_batched_tokens"), str(budget), "8192", "tokens per step: a "
-                     "step full of prefill holds every stream up for "
-                     f"{figure(prefill_seconds(d, budget, TYPICAL_MFU) / MS)} ms at 50% MFU; right "
-                     "for offline batches alone")
-    if engine == "sglang" and "metrics" not in had:
-        yield Advice(given("metrics"), None, "on", "nothing of the step: autoscaling and alerts "
+        yield Advice(flag("max_num_batched_tokens"), str(budget), "8192", "tokens per step: a "
+                     f"step full of prefill holds every stream up for {stall(budget)} ms at 50% "
+                     "MFU; right for offline batches alone")
+    if pasted.engine == "sglang" and "metrics" not in had:
+        yield Advice(flag("metrics"), None, "on", "nothing of the step: autoscaling and alerts "
                      "have nothing to read without it")
-    for flag in pasted.gone:
-        yield Advice(flag, "set", None, f"the engine no longer has it and refuses it: {GONE[flag]}")
+    for name in pasted.gone:
+        yield Advice(name, "set", None, f"the engine no longer has it and refuses it: {GONE[name]}")
 
 
 def say_inherited(case: Case, answer: Answer) -> None:
     """What was read from the pasted command, and what it would change and why."""
     pasted = getattr(case.args, "from")
-    changes = changes_to(case, pasted)
-    key = "inherited."
-    for name, value in (("engine", pasted.engine), ("model", pasted.model),
-                        ("read_as", pasted.resolved), ("flags", " ".join(pasted.words)),
-                        ("not_understood", list(pasted.unknown)),
-                        ("changes", [change._asdict() for change in changes])):
-        answer.add(key + name, value)
+    changes = [*memory_changes(case, pasted), *layout_changes(case, pasted),
+               *step_changes(case, pasted)]
+    answer.inputs("inherited.", engine=pasted.engine, model=pasted.model, read_as=pasted.resolved,
+                  flags=" ".join(pasted.words), not_understood=list(pasted.unknown),
+                  changes=[change._asdict() for change in changes])
     answer.lines.append("")
     same = "" if pasted.model == pasted.resolved else f", sized as {pasted.resolved}"
     answer.say("INHERITED", f"{pasted.engine} {pasted.model}{same}: "
@@ -7993,27 +7714,15 @@ def say_inherited(case: Case, answer: Answer) -> None:
         answer.say("" if i else "CHANGE", f"{flag}: {move}; {reason}")
 
 
-class Section(NamedTuple):
-    """A part of the answer: which flags ask for it ('' = always there), and what adds it."""
-
-    flags: str
-    say: Callable[[Case, Answer], None]
-
-
-SECTIONS = (
-    Section("", say_search), Section("", say_model), Section("", say_memory),
-    Section("", say_roofline),
-    Section("", say_stream), Section("", say_prefill), Section("", say_decode),
-    Section("", say_comm), Section("", say_layout), Section("", say_expected),
-    Section("spec_accept spec_accept_len", say_speculative), Section("lora_rank", say_lora),
-    Section("gpu_price", say_cost), Section("storage", say_cold_start),
-    Section("kv_link", say_kv_transfer), Section("rho", say_queueing), Section("save", say_save),
-    Section("startup_log", say_startup_log), Section("engine startup_log", say_engine),
-    Section("", say_binds), Section("", say_plan), Section("from", say_inherited),
-    Section("measured", say_measured),
-    Section("autoscale", say_autoscale), Section("defend", say_defend),
-    Section("engine", say_launch),
-)
+SECTIONS: Tuple[Tuple[str, Callable[[Case, Answer], None]], ...] = (  # '' = always there
+    ("", say_search), ("", say_model), ("", say_memory), ("", say_roofline), ("", say_stream),
+    ("", say_prefill), ("", say_decode), ("", say_comm), ("", say_layout), ("", say_expected),
+    ("spec_accept spec_accept_len", say_speculative), ("lora_rank", say_lora),
+    ("gpu_price", say_cost), ("storage", say_cold_start), ("kv_link", say_kv_transfer),
+    ("rho", say_queueing), ("save", say_save), ("startup_log", say_startup_log),
+    ("engine startup_log", say_engine), ("", say_binds), ("", say_plan), ("from", say_inherited),
+    ("measured", say_measured), ("autoscale", say_autoscale), ("defend", say_defend),
+    ("engine", say_launch))
 
 
 def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
@@ -8024,19 +7733,19 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
         raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
                         f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
                         "another model")
-    searched = load and not args.measured and "tp" not in args.given
+    searched = load is not None and not args.measured and "tp" not in args.given
     if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
     args.gpu_price = price_of(args, d.gpu.name)
     cal = calibration_of(d, engine, tables)
-    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=bool(searched),
+    case = case_of(d, args)._replace(cal=cal, ranked=ranked, tables=tables, searched=searched,
                                      plan=load and plan_of(d, load, cal, engine))
-    answer = Answer()
-    for section in SECTIONS:
-        asked = [getattr(args, name) for name in section.flags.split()]
+    answer = Answer(case.facts)
+    for flags, say in SECTIONS:
+        asked = [getattr(args, name) for name in flags.split()]
         if not asked or any(value is not None and value is not False for value in asked):
-            section.say(case, answer)
+            say(case, answer)
     return answer
 
 
@@ -8089,7 +7798,7 @@ def axis_of(text: str) -> List[Tuple[str, List[str]]]:
     import re
     axis, _, values = text.partition("=")
     flag = "--" + axis.replace("_", "-").lstrip("-")
-    taking = {n: f for fs in FLAGS.values() for f in fs for n in f.names.split() if f.kind}
+    taking = {n for flag in EVERY_FLAG if flag.kind for n in flag.names.split()}
     if not values or flag not in taking or flag == "--compare":
         raise UserError(f"--compare {text!r}: write AXIS=v,v with the name of a flag that takes a "
                         f"value, such as tp=1,2,4 or gpu=h100,h200{near(flag, taking)}")
@@ -8210,6 +7919,16 @@ class Flag(NamedTuple):
     default: Any = None
     needs: str = ""  # flags of which one must be given too
 
+    @property
+    def name(self) -> str:
+        """Its long name without dashes in front."""
+        return self.names.split()[0][2:]
+
+    @property
+    def field(self) -> str:
+        """Where the parsed flags keep it."""
+        return self.name.replace("-", "_")
+
 
 FLAGS: Dict[str, Tuple[Flag, ...]] = {
     "model": (
@@ -8323,7 +8042,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--flags", None, "", "the engines' flags and the term that each changes"),
     ),
 }
-FLAG_NAMES = {name for flags in FLAGS.values() for flag in flags for name in flag.names.split()}
+EVERY_FLAG = tuple(flag for flags in FLAGS.values() for flag in flags)
+FLAG_NAMES = {name for flag in EVERY_FLAG for name in flag.names.split()}
 
 EXAMPLES = """examples:
   capacity.py llama-3.1-70b -tp 2 --weights fp8 --kv fp8
@@ -8410,16 +8130,14 @@ def settle(args: Any) -> None:
         raise UserError("--save writes one deployment, --compare has several; drop one")
     if args.params is not None and (args.model or args.preset or args.config):
         raise UserError("--params describes a model by hand; drop it, or the model's name")
-    for flag in (flag for flags in FLAGS.values() for flag in flags):
-        name = flag.names.split()[0]
-        field = name[2:].replace("-", "_")
-        given = getattr(args, field) not in (None, False)
+    for flag in EVERY_FLAG:
+        given = getattr(args, flag.field) not in (None, False)
         if given and flag.needs and all(getattr(args, n[2:].replace("-", "_")) is None
                                         for n in flag.needs.split()):
-            raise UserError(f"{name} says nothing without {flag.needs.replace(' ', ' or ')}; add "
-                            "it, or drop this")
-        if getattr(args, field) is None:
-            setattr(args, field, flag.default)
+            raise UserError(f"--{flag.name} says nothing without "
+                            f"{flag.needs.replace(' ', ' or ')}; add it, or drop this")
+        if getattr(args, flag.field) is None:
+            setattr(args, flag.field, flag.default)
     args.prices = args.gpu_price
     if args.startup_log and not args.engine:
         args.engine = args.startup_log.get("engine", "vllm")
@@ -8481,7 +8199,6 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
-    compute = weights.compute if weights.compute in gpu.flop_s else "bf16"
     history, history_source, prompt, output = lengths_of(args)
     world = args.tp * args.pcp * args.dp
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
@@ -8492,8 +8209,8 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         args.link and named("--link", lambda text: parse_rate(text, links))(args.link),
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
-        else expert_param_share(model), kv, compute, args.ctx, history, history_source, prompt,
-        output, None, adapters)
+        else expert_param_share(model), kv, compute_on(gpu, weights), args.ctx, history,
+        history_source, prompt, output, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 
@@ -8665,8 +8382,13 @@ def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
     """The flags, completed by what they name: rates, and a run's deployment and lengths."""
     if args.measured and not model_named(args):
         args = parse_args([*deployed_argv(args.measured), *argv])
-    if args.measured and args.workload is None:
-        use_run_lengths(args)
+    if args.measured and args.workload is None:  # the lengths that the run was planned with
+        plan: Any = read_run(args.measured)[0].get("plan")
+        told: Any = plan.get("lengths") if isinstance(plan, dict) else None
+        for name in ("input", "output") if isinstance(told, dict) else ():
+            text, field = told.get(name), f"{name}_len"
+            if getattr(args, field) is None and isinstance(text, str) and text[:5] != "hist:":
+                setattr(args, field, parse_lengths(text))
     read_rates(args, tables.get("links", []))
     return args
 
