@@ -268,28 +268,19 @@ def natural(text: str) -> int:
     return 0 if text.strip() == "0" else whole(text)
 
 
-def seconds(text: str) -> float:
-    """A time limit [s]: more than zero, at most a month."""
-    value = positive(text)
-    if value > 30 * 24 * HOUR_S:
-        raise UserError(f"{text!r} seconds are more than a month")
-    return value
+def at_most(most: float, kind: Callable[[str], Any], why: str) -> Callable[[str], Any]:
+    """A kind of number with a largest value; what is wrong past it."""
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if value > most:
+            raise UserError(f"{text!r} {why}")
+        return value
+    return parse
 
 
-def workers(text: str) -> int:
-    """A number of processes."""
-    value = whole(text)
-    if value > 256:
-        raise UserError(f"{text!r} processes are more than 256")
-    return value
-
-
-def requests(text: str) -> int:
-    """A number of requests that one plan can hold."""
-    value = whole(text)
-    if value > 5_000_000:
-        raise UserError(f"{text!r} requests are more than 5 million in one run")
-    return value
+seconds = at_most(30 * 24 * HOUR_S, positive, "seconds are more than a month")
+workers = at_most(256, whole, "processes are more than 256")
+requests = at_most(5_000_000, whole, "requests are more than 5 million in one run")
 
 
 def token_lengths(text: str) -> Lengths:
@@ -410,11 +401,11 @@ def range_ratio(text: str) -> Tuple[float, float]:
 
 
 def goodput_limit(text: str) -> Tuple[str, float]:
-    """A limit as vllm bench serve writes it: ttft:500, tpot:40, e2el:2000 (ms)."""
+    """(our flag, seconds) of a limit as vllm bench serve writes it: ttft:500, e2el:2000 (ms)."""
     name, _, value = text.partition(":")
     if name not in ("ttft", "tpot", "e2el"):
         raise UserError(f"{text!r} must be ttft:MS, tpot:MS or e2el:MS")
-    return name, positive(value) * MS
+    return f"slo_{name[:4].rstrip('l')}_ms", positive(value) * MS
 
 
 def endpoint(text: str) -> str:
@@ -602,15 +593,13 @@ def parse_args(argv: Sequence[str]) -> Any:
             if flag.kind is None:
                 group.add_argument(*names, action="store_true", help=shown)
                 continue
-            options: Dict[str, Any] = {"type": named(names[0], flag.kind), "metavar": flag.metavar,
-                                       "help": shown, "default": flag.default}
+            options: Dict[str, Any] = {"default": flag.default, "nargs": flag.nargs}
             if flag.nargs == "append":
-                options.update(action="append", default=[], nargs="+" if pasted else 1)
-            elif flag.nargs:
-                options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
-                if flag.nargs != "?":
-                    del options["const"]
-            group.add_argument(*names, **options)
+                options = {"action": "append", "default": [], "nargs": "+" if pasted else 1}
+            elif flag.nargs == "?":
+                options["const"] = DEFAULT_PROFILE
+            group.add_argument(*names, type=named(names[0], flag.kind), metavar=flag.metavar,
+                               help=shown, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
     args.header, args.metadata = ([pair for pairs in given for pair in pairs]
                                   for given in (args.header, args.metadata))
@@ -630,7 +619,7 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
         if name not in NO_MEANING:
             kept.append(text)
             continue
-        print(f"loadgen: {name} has no meaning here and is left out", file=sys.stderr)
+        say(f"{name} has no meaning here and is left out")
         values = 0 if has_value else NO_MEANING[name]
         while words and values and (values == 1 or not words[0].startswith("-")):
             words.pop(0)
@@ -638,72 +627,79 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
     return kept
 
 
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(f"loadgen: {text}", file=sys.stderr)
+
+
+def refuse(*rules: Tuple[Any, str]) -> None:
+    """UserError with the text of the first rule whose condition holds."""
+    for wrong, why in rules:
+        if wrong:
+            raise UserError(why)
+
+
 def settle(args: Any, pasted: bool) -> None:
     """Fill in what follows from other flags; UserError where they contradict each other."""
-    args.deployed = None
-    if args.sweep and args.rate is not None:
-        raise UserError("--sweep and --rate say the same thing; give one")
-    if args.num_requests and args.duration:
-        raise UserError("--num-requests and --duration say the same thing; give one")
-    if args.ignore_eos and args.no_ignore_eos:
-        raise UserError("--ignore-eos and --no-ignore-eos contradict each other; give one")
-    if args.proxy not in (None, "env"):
-        raise UserError("--proxy takes only env: the proxy that the environment names")
-    dataset = {"timed_trace": "trace", "sharegpt": "prompts", "custom": "prompts"}.get(
-        args.dataset_name)
-    if dataset and args.dataset_path:
+    args.deployed, of = None, args.shard[1] if args.shard else 1
+    dataset = args.dataset_path and {"timed_trace": "trace", "sharegpt": "prompts",
+                                     "custom": "prompts"}.get(args.dataset_name)
+    refuse(
+        (args.sweep and args.rate is not None, "--sweep and --rate say the same thing; give one"),
+        (args.num_requests and args.duration,
+         "--num-requests and --duration say the same thing; give one"),
+        (args.ignore_eos and args.no_ignore_eos,
+         "--ignore-eos and --no-ignore-eos contradict each other; give one"),
+        (args.proxy not in (None, "env"),
+         "--proxy takes only env: the proxy that the environment names"),
+        (not dataset and args.dataset_name not in (None, "random"),
+         f"--dataset-name {args.dataset_name} is not known; prompts are random here, with lengths "
+         "by --input-len and --output-len; timed_trace, sharegpt and custom take a --dataset-path"),
+        (args.duration and args.rate == math.inf and args.concurrency is None,
+         "--duration with no rate would send without end; give --rate R or --concurrency N"),
+        (args.concurrency is not None and args.concurrency < args.workers * of,
+         f"--concurrency {args.concurrency} cannot be shared by " + (
+             f"--workers {args.workers}; fewer workers" if of == 1 else
+             f"{of} shards of --workers {args.workers}; fewer of them")))
+    if dataset:
         setattr(args, dataset, args.dataset_path)
-    elif args.dataset_name not in (None, "random"):
-        raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
-                        "here, with lengths by --input-len and --output-len; timed_trace, sharegpt "
-                        "and custom take a --dataset-path")
-    if args.duration and args.rate == math.inf and args.concurrency is None:
-        raise UserError("--duration with no rate would send without end; give --rate R or "
-                        "--concurrency N")
-    of = args.shard[1] if args.shard else 1
-    if args.concurrency is not None and args.concurrency < args.workers * of:
-        raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
-                        f"{args.workers}; fewer workers" if of == 1 else
-                        f"--concurrency {args.concurrency} cannot be shared by {of} shards of "
-                        f"--workers {args.workers}; fewer of them")
     settle_tools(args, pasted)
     if args.metrics_url:
         parse_url(args.metrics_url, "chat")
-        if args.no_metrics:
-            raise UserError("--metrics-url and --no-metrics contradict each other; give one")
     args.find_goodput |= args.sweep == []
-    if args.ramp is not None and not args.duration and not args.find_goodput:
-        raise UserError("--ramp goes with --duration or --find-goodput")
-    own = args.mock is not None or args.simulate is not None
-    if args.simulate is not None:
-        for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
-                                 ("--serve", args.serve, "that runs in real time"),
-                                 ("--faults", args.faults, "faults need sockets; use --mock")):
-            if given:
-                raise UserError(f"--simulate and {flag} do not go together: {why}")
-    if args.faults and args.mock is None and not args.serve:
-        raise UserError("--faults needs the built-in engine: add --mock or --serve")
+    simulated = args.simulate is not None
+    own, name = simulated or args.mock is not None, "--simulate" if simulated else "--mock"
+    refuse(
+        (args.metrics_url and args.no_metrics,
+         "--metrics-url and --no-metrics contradict each other; give one"),
+        (args.ramp is not None and not args.duration and not args.find_goodput,
+         "--ramp goes with --duration or --find-goodput"),
+        *((simulated and given, f"--simulate and {flag} do not go together: {why}")
+          for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
+                                   ("--serve", args.serve, "that runs in real time"),
+                                   ("--faults", args.faults, "faults need sockets; use --mock"))),
+        (args.faults and args.mock is None and not args.serve,
+         "--faults needs the built-in engine: add --mock or --serve"))
     parse_faults(args.faults or "")
-    if args.url and args.base_url:
-        raise UserError("the URL is given twice; drop --base-url")
+    refuse((args.url and args.base_url, "the URL is given twice; drop --base-url"))
     args.url = args.url or args.base_url
     if args.url is None and not own and (pasted or args.host or args.port):
         args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
-    if args.url and own:
-        name = "--mock" if args.simulate is None else "--simulate"
-        raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
+    refuse((args.url and own, f"{name} brings its own engine; drop the URL, or {name}"))
     if args.serve or args.merge or args.diff or args.selftest:
         return
     args.deployed = deployed(args)
-    if args.report and args.gate:
-        raise UserError("--report prints a run again; --gate judges a run, or --merge")
     if args.report:
+        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"))
         return
-    if args.url is None and not own:
-        raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
-    for name, limit in args.goodput or ():
-        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
-                limit / MS)
+    refuse((args.url is None and not own,
+            "no target; give http://HOST:PORT, or --mock for the built-in engine"))
+    settle_load(args, pasted)
+
+
+def settle_load(args: Any, pasted: bool) -> None:
+    """Fill in the SLO, the load and the lengths, from --goodput, the deployment and files."""
+    take_goodput(args)
     for name in ("ttft", "tpot", "e2e"):
         limit = dig(args.deployed, "slo", f"{name}_s")
         if limit and getattr(args, f"slo_{name}_ms") is None:
@@ -714,45 +710,47 @@ def settle(args: Any, pasted: bool) -> None:
             if text and getattr(args, name) is None:
                 setattr(args, name, token_lengths(str(text)))
     settle_traffic(args)
-    if args.rate is None and not args.sweep and args.concurrency is None and not (
-            args.find_goodput):
-        if not pasted:
-            raise UserError("no load; give --rate, --sweep, --find-goodput, --concurrency, --trace "
-                            "or --mix")
+    if args.rate is None and not (args.sweep or args.find_goodput) and args.concurrency is None:
+        refuse((not pasted, "no load; give --rate, --sweep, --find-goodput, --concurrency, "
+                "--trace or --mix"))
         args.rate = math.inf
-    if args.gate and not slo_of(args).any:
-        raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
+    refuse((args.gate and not slo_of(args).any,
+            "--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms"))
     settle_search(args)
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
     args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
     args.output_len = ranged(args.output_len or parse_lengths("100"), spread_out)
-    if args.shared_prefix_len >= args.input_len.mean and args.shared_prefix_len:
-        raise UserError(f"--shared-prefix-len {args.shared_prefix_len} is as long as the prompt of "
-                        f"{args.input_len.mean:g} tokens; it is a part of it")
+    shared = args.shared_prefix_len
+    refuse((0 < args.input_len.mean <= shared, f"--shared-prefix-len {shared} is as long as the "
+            f"prompt of {args.input_len.mean:g} tokens; it is a part of it"))
+
+
+def take_goodput(args: Any) -> None:
+    """--goodput: the SLO's limits, as vllm bench serve writes them."""
+    for name, limit in args.goodput or ():
+        setattr(args, name, limit / MS)
 
 
 def settle_search(args: Any) -> None:
     """UserError where the flags of the search for the knee do not fit together."""
     if not args.find_goodput:
-        if args.max_requests:
-            raise UserError("--max-requests goes with --find-goodput or --sweep auto")
+        refuse((args.max_requests, "--max-requests goes with --find-goodput or --sweep auto"))
         return
-    name = "--find-goodput" if args.sweep is None else "--sweep auto"
-    if not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
-        raise UserError(f"{name} needs an SLO to look for the knee of: --slo-ttft-ms, "
-                        "--slo-tpot-ms or --slo-e2e-ms")
-    if args.slo_attainment > 0.9999:
-        raise UserError(f"{name} cannot show that no request in 10,000 misses; "
-                        "--slo-attainment 0.99 is usual")
-    for flag, given in (("--rate", args.rate), ("--sweep with rates", args.sweep),
-                        ("--num-requests", args.sweep is None and args.num_requests),
-                        ("--duration", args.sweep is None and args.duration)):
-        if given:
-            raise UserError(f"{name} chooses rates and lengths of runs itself; drop {flag}, or set "
-                            "--max-requests")
+    auto = args.sweep is not None
+    name = "--sweep auto" if auto else "--find-goodput"
     args.max_requests = args.max_requests or SEARCH_REQUESTS
-    if args.max_requests < 500:
-        raise UserError(f"--max-requests {args.max_requests} cannot find the knee; 500 at least")
+    refuse(
+        (not any(limits_of(args).values()), f"{name} needs an SLO to look for the knee of: "
+         "--slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms"),
+        (args.slo_attainment > 0.9999, f"{name} cannot show that no request in 10,000 misses; "
+         "--slo-attainment 0.99 is usual"),
+        *((given, f"{name} chooses rates and lengths of runs itself; drop {flag}, or set "
+           "--max-requests") for flag, given in (
+               ("--rate", args.rate), ("--sweep with rates", args.sweep),
+               ("--num-requests", not auto and args.num_requests),
+               ("--duration", not auto and args.duration))),
+        (args.max_requests < 500,
+         f"--max-requests {args.max_requests} cannot find the knee; 500 at least"))
 
 
 def ranged(lengths: Lengths, ratio: float) -> Lengths:
@@ -1566,7 +1564,7 @@ def settle_trace(args: Any) -> None:
     rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
     args.rate = float(f"{rate:.3g}")
     for note in trace.notes:
-        print(f"loadgen: {note}", file=sys.stderr)
+        say(note)
 
 
 def settle_prompts(args: Any) -> None:
@@ -1580,16 +1578,14 @@ def settle_prompts(args: Any) -> None:
                                        [item.n_out or 0 for item in found.items])
     wanted = args.num_requests or (0 if args.duration else 100)
     if wanted > items:
-        print(f"loadgen: {wanted} requests from {items} prompts: {wanted - items} repeats, "
-              + ("which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
-                 else "each round with a nonce of its own in front"), file=sys.stderr)
+        say(f"{wanted} requests from {items} prompts: {wanted - items} repeats, " + (
+            "which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
+            else "each round with a nonce of its own in front"))
 
 
 def settle_mix(args: Any) -> None:
     """--mix: the classes, their total rate, and the mean lengths of all."""
-    classes = args.classes = read_mix(args.mix, {
-        f"{name}_s": value * MS if value else None for name, value in (
-            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))})
+    classes = args.classes = read_mix(args.mix, limits_of(args))
     if args.rate is None and not args.sweep and args.concurrency is None:
         without = [c.name for c in classes if c.rate_rps is None]
         if without:
@@ -1617,13 +1613,17 @@ def work_of(args: Any) -> Work:
                 args.trace_read, args.prompts_read, args.classes, args.turns, think)
 
 
+def limits_of(args: Any) -> Dict[str, Optional[float]]:
+    """The limits of the SLO that the flags give [s], None where they give none."""
+    return {f"{name}_s": value * MS if value else None for name, value in (
+        ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))}
+
+
 def slo_of(args: Any) -> Slo:
     """What a request must meet, as the flags and the classes say."""
-    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
-        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    return Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment, {c.name: Slo(
-        c.limits["ttft_s"], c.limits["tpot_s"], c.limits["e2e_s"], args.slo_attainment)
-        for c in args.classes})
+    share = args.slo_attainment
+    return Slo(**limits_of(args), attainment=share, classes={
+        c.name: Slo(**c.limits, attainment=share) for c in args.classes})
 
 
 def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
@@ -4344,7 +4344,7 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
         if "answered" not in row["why"] and "engine" not in row["why"]:
             break  # no use asking again
     if args.metrics_url:
-        print(f"loadgen: --metrics-url: {why}", file=sys.stderr)
+        say(f"--metrics-url: {why}")
     return None, {"url": places[0].url, "engine": None, "why": why}
 
 
@@ -6407,6 +6407,11 @@ def null_infinities(value: Any) -> Any:
     return value
 
 
+def as_json(value: Any, indent: Optional[int] = 1) -> str:
+    """Strict JSON; infinite numbers as "inf"."""
+    return json.dumps(null_infinities(value), indent=indent, allow_nan=False)
+
+
 # ---- 9b. The page ------------------------------------------------------------------------------
 # report.html: a pure function of the summary, one file that needs no network and no script. Each
 # figure from the summary carries its path in data-path and its value in data-value.
@@ -7127,10 +7132,10 @@ def report_command(args: Any) -> int:
         text, html = render(summary), page(summary)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
-    print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    print(as_json(summary) if args.json else text)
     why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
     if why:
-        print(f"loadgen: {why}", file=sys.stderr)
+        say(why)
     return 1 if why else 0
 
 
@@ -8582,24 +8587,22 @@ def settle_tools(args: Any, pasted: bool) -> None:
         args.save_result = None
     asked = [name for name in ("merge", "diff", "selftest") if getattr(args, name)]
     target = args.url or args.base_url or args.serve or args.mock is not None
-    if len(asked) > 1 or (asked and target):
-        raise UserError(f"--{asked[0]} goes alone: no URL, no --mock, no other such flag")
-    if (args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]):
-        raise UserError(f"--compat and --save-result do not go with --{asked[0]}")
     alone = [name for name, on in (("simulate", args.simulate is not None),
                                    ("find-goodput", args.find_goodput or args.sweep == [])) if on]
-    if alone and (args.shard or args.start_at or args.selftest):
-        other = "--shard" if args.shard else "--start-at" if args.start_at else "--selftest"
-        raise UserError(f"--{alone[0]} and {other} do not go together: it is one client's affair")
-    if args.shard:
-        if args.saves or args.compat or args.gate:
-            raise UserError("--save-result, --compat and --gate would judge one shard's share; "
-                            "give them to --merge")
-        if args.duration and args.ramp is None:
-            raise UserError("--shard with --duration needs --ramp S, so that every shard measures "
-                            "the same window")
-        if args.out:
-            args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
+    other = "--shard" if args.shard else "--start-at" if args.start_at else "--selftest"
+    refuse(
+        (len(asked) > 1 or (asked and target),
+         f"--{''.join(asked[:1])} goes alone: no URL, no --mock, no other such flag"),
+        ((args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]),
+         f"--compat and --save-result do not go with --{''.join(asked)}"),
+        (alone and (args.shard or args.start_at or args.selftest),
+         f"--{''.join(alone[:1])} and {other} do not go together: it is one client's affair"),
+        (args.shard and (args.saves or args.compat or args.gate),
+         "--save-result, --compat and --gate would judge one shard's share; give them to --merge"),
+        (args.shard and args.duration and args.ramp is None,
+         "--shard with --duration needs --ramp S, so that every shard measures the same window"))
+    if args.shard and args.out:
+        args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
 
 
 # -- other tools' definitions
@@ -9093,11 +9096,8 @@ def merge(args: Any) -> Dict[str, Any]:
 
 def asked_slo(args: Any) -> Dict[str, Any]:
     """The limits that the command line gives, over those that a run was judged by."""
-    for name, limit in args.goodput or ():
-        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
-                limit / MS)
-    given = {f"{name}_s": getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")}
-    found = {key: value * MS for key, value in given.items() if value}
+    take_goodput(args)
+    found = {key: value for key, value in limits_of(args).items() if value}
     return {**found, "attainment": args.slo_attainment} if found or args.gate else found
 
 
@@ -9289,8 +9289,7 @@ def diff_command(args: Any) -> int:
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
                         f"{printable(repr(error), 80)}") from None
-    print(json.dumps(null_infinities(report), indent=1, allow_nan=False) if args.json
-          else "\n".join(diff_lines(report)))
+    print(as_json(report) if args.json else "\n".join(diff_lines(report)))
     return 0
 
 
@@ -9490,8 +9489,8 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
                      ) -> int:
     """Print and keep what the self-test found; its exit code."""
     if not wide or not quick:
-        print("loadgen: --selftest: this machine measures nothing right to 1 ms, not even the "
-              "lightest load; try again when it is quiet", file=sys.stderr)
+        say("--selftest: this machine measures nothing right to 1 ms, not even the lightest load; "
+            "try again when it is quiet")
         return 1
     found = {"streams": wide[-1]["streams"],
              "events_per_s": max(one["events_per_s"] for one in (*wide, *quick)),
@@ -9513,7 +9512,7 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
               f"{found['requests_per_s']:.0f} requests/s ({why[1]}). Later runs past that on this "
               f"machine are CLIENT-LIMITED.")
     if unsaved:
-        print(f"loadgen: --selftest is not kept: {unsaved}", file=sys.stderr)
+        say(f"--selftest is not kept: {unsaved}")
     return 0
 
 
@@ -9824,7 +9823,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     if not target.model:
         model, why = first_model(target, wiring)
         if why:
-            print(f"loadgen: no --model, and {why}; asking for 'default'", file=sys.stderr)
+            say(f"no --model, and {why}; asking for 'default'")
         target = target._replace(model=model or "default")
     work = work_of(args)
     folder = open_folder(args.out)
@@ -9856,7 +9855,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         most = -(-most_connections(plans, e2e_s) // running.shard[1])
         for warning in filter(None, () if simulated else (raise_descriptors(most),
                                                           too_few_ports(most))):
-            print(f"loadgen: {warning}", file=sys.stderr)
+            say(warning)
         summary["plan"] = plan_statement(args, plans)
         unsaved = save(folder, "plan.json", {
             **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
@@ -9906,10 +9905,10 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
     """Find the knee with real or simulated runs; the answer is summary["goodput_search"]."""
     start_rps = float(f"{4 / expected_s:.2g}")
     needed = clean_needed(slo.attainment)
-    print(f"loadgen: searching the knee: about {args.max_requests:,} requests, some ten runs; "
-          f"{count(args.max_requests / start_rps)} s at {start_rps:g} req/s, less at higher rates. "
-          f"One run alone would need {needed:,} requests without a miss to show "
-          f"{slo.attainment:.4g}", file=sys.stderr)
+    say(f"searching the knee: about {args.max_requests:,} requests, some ten runs; "
+        f"{count(args.max_requests / start_rps)} s at {start_rps:g} req/s, less at higher rates. "
+        f"One run alone would need {needed:,} requests without a miss to show "
+        f"{slo.attainment:.4g}")
     quiet = running._replace(journal=Journal(None), workers=1)
     e2e_s, idle_s = expected_s, None if running.engine else drained(quiet, args.seed, None)
 
@@ -9923,8 +9922,8 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
         result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
         if 2 * sum(result.met) > len(result.met):  # a full server's E2E says nothing
             e2e_s = seconds_in(result)
-        print(f"loadgen: {rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the "
-              f"SLO, {result.verdict}", file=sys.stderr)
+        say(f"{rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the SLO, "
+            f"{result.verdict}")
         return None if running.stop() else result
 
     summary["goodput_search"] = find_goodput(point, slo.attainment, args.max_requests, start_rps,
@@ -9985,8 +9984,8 @@ def warmed(args: Any, work: Work, running: Running
             outcome, running, calibration, expected_s = again, by_words, words, seconds
     failed = [r for r in outcome.records if not r.ok]
     if failed:
-        print(f"loadgen: {len(failed)} of {len(outcome.records)} warm-up requests failed: "
-              f"{failed[0].cls}: {failed[0].error}", file=sys.stderr)
+        say(f"{len(failed)} of {len(outcome.records)} warm-up requests failed: {failed[0].cls}: "
+            f"{failed[0].error}")
     return {"requests": len(outcome.records), "failed": len(failed), "expected_e2e_s": expected_s,
             "tokens_per_word": calibration.tokens_per_word, "overhead_tokens": calibration.overhead,
             "calibration": calibration.source}, running, calibration, expected_s
@@ -10056,8 +10055,7 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
-            file.write(value if isinstance(value, str) else json.dumps(
-                null_infinities(value), indent=indent, allow_nan=False) + "\n")
+            file.write(value if isinstance(value, str) else as_json(value, indent) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -10098,14 +10096,11 @@ def run(argv: Sequence[str]) -> int:
     finally:
         if mock:
             mock.stop()
-    if args.json:
-        print(json.dumps(null_infinities(summary), indent=1, allow_nan=False))
-    else:
-        print(render(summary))
+    print(as_json(summary) if args.json else render(summary))
     if sys.stdout:
         sys.stdout.flush()
     if summary["unsaved"]:
-        print(f"loadgen: {summary['unsaved']}", file=sys.stderr)
+        say(summary["unsaved"])
     return exit_code(args, summary)
 
 
@@ -10117,12 +10112,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
         return run(sys.argv[1:] if argv is None else argv)
     except (UserError, WireError) as error:
-        line = "".join(c if c.isprintable() else " " for c in str(error))
-        print(f"loadgen: error: {line}", file=sys.stderr)
+        say("error: " + "".join(c if c.isprintable() else " " for c in str(error)))
         return 2
     except MemoryError:
-        print("loadgen: error: the plan does not fit in memory; fewer or shorter requests",
-              file=sys.stderr)
+        say("error: the plan does not fit in memory; fewer or shorter requests")
         return 2
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -10130,11 +10123,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except OSError as error:
         if not sys.stdout or error.errno not in (errno.ENOSPC, errno.EBADF):
             raise
-        print(f"loadgen: error: cannot write the report: {error.strerror}", file=sys.stderr)
+        say(f"error: cannot write the report: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("loadgen: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 
