@@ -827,16 +827,11 @@ def stream(seed: Union[int, str], what: str) -> Any:
 
 def gaps(load: Load, seed: Union[int, str]) -> Iterator[float]:
     """Inter-arrival times [s] without end: gamma of shape `burstiness` and mean 1/rate."""
-    if load.rate_rps is None:
-        while True:
-            yield 0.0
-    mean_s = 1 / load.rate_rps
-    if math.isinf(load.burstiness):
-        while True:
-            yield mean_s
-    draw, shape = stream(seed, "arrivals").gammavariate, load.burstiness
-    while True:
-        yield draw(shape, mean_s / shape)
+    mean_s, shape = 1 / load.rate_rps if load.rate_rps else 0.0, load.burstiness
+    if not mean_s or math.isinf(shape):
+        return itertools.repeat(mean_s)
+    draw, scale_s = stream(seed, "arrivals").gammavariate, mean_s / shape
+    return (draw(shape, scale_s) for _ in itertools.repeat(0))
 
 
 def singles(load: Load, work: Work, seed: Union[int, str]) -> Iterator[Planned]:
@@ -1016,23 +1011,21 @@ def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int
     """
     notes: List[str] = []
     kind, unit_ns, block, rows = open_trace(path, notes)
-    end_ns = math.inf
+    rows = in_order(path, rows, unit_ns, notes)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} has no request")
+    base_ns = first.time + round(window_s[0] * SECOND_NS)
+    end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
     kept: List[TraceRow] = []
-    base_ns: Optional[int] = None
-    for row in in_order(path, rows, unit_ns, notes):
-        if base_ns is None:
-            base_ns = row.time + round(window_s[0] * SECOND_NS)
-            end_ns = base_ns + min((window_s[1] - window_s[0]) * SECOND_NS,
-                                   duration_s * speed * SECOND_NS)
+    for row in itertools.chain([first], rows):
         if row.time >= end_ns or len(kept) >= most:
             break
         if row.time >= base_ns:
             kept.append(row)
-    if not kept or base_ns is None:
-        raise UserError(f"{path} has no request" + ("" if base_ns is None else
-                                                    " in --trace-window and --duration"))
-    first_ns = base_ns
-    requests = tuple(Planned(n, (row.time - first_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
+    if not kept:
+        raise UserError(f"{path} has no request in --trace-window and --duration")
+    requests = tuple(Planned(n, (row.time - base_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
                              row.keys) for n, row in enumerate(kept))
     about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
              "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
@@ -1148,8 +1141,7 @@ def trace_time(value: Any, where: str) -> Tuple[int, bool]:
             return int(number), False
         year, month, day, hour, minute, second = (int(part) for part in date.groups()[:6])
         days = datetime.date(year, month, day).toordinal()
-        east = int(date[8] + "1") * 60 if date[8] else 0
-        east = int(date[8]) * 60 + (int(date[9]) if east >= 0 else -int(date[9])) if date[8] else 0
+        east = int(date[8]) * 60 + int(date[8][0] + date[9]) if date[8] else 0
         whole_s = ((days * 24 + hour) * 60 + minute - east) * 60 + second
         return whole_s * SECOND_NS + int((date[7] or "0").ljust(9, "0")), True
     except (ValueError, InvalidOperation):
@@ -1411,23 +1403,20 @@ def traffic_class(row: Mapping[str, Any], where: str, fallback: Mapping[str, Opt
 
 def mixed(load: Load, classes: Sequence[TrafficClass], seed: int) -> Iterator[Planned]:
     """The classes' own arrivals merged; without a rate, each next request's class by its share."""
-    streams, first_group = [], 0
+    streams, first_group = [], 0  # each class's prefix groups are apart from the others'
     for c in classes:
         own = load._replace(rate_rps=load.rate_rps and load.rate_rps * c.share,
                             burstiness=load.burstiness if c.burstiness is None else c.burstiness)
-        streams.append(classed(singles(own, c.work, f"{seed}/{c.name}"), c.name, first_group))
+        streams.append(zip(singles(own, c.work, f"{seed}/{c.name}"), itertools.repeat(c.name),
+                           itertools.repeat(first_group)))
         first_group += c.work.prefix_groups
     if load.rate_rps is None:
         choose, shares = stream(seed, "classes").choices, [c.share for c in classes]
         merged = (next(choose(streams, shares)[0]) for _ in itertools.repeat(0))
     else:
-        merged = heapq.merge(*streams, key=lambda planned: planned.due_s)
-    return (planned._replace(id=number) for number, planned in enumerate(merged))
-
-
-def classed(plain: Iterator[Planned], name: str, first_group: int) -> Iterator[Planned]:
-    """The requests of one class, its prefix groups apart from the others'."""
-    return (p._replace(cls=name, group=p.group + first_group) for p in plain)
+        merged = heapq.merge(*streams, key=lambda drawn: drawn[0].due_s)
+    return (planned._replace(id=number, cls=name, group=planned.group + first)
+            for number, (planned, name, first) in enumerate(merged))
 
 
 # -- sessions
@@ -1521,10 +1510,7 @@ def workload_row(name: str) -> Dict[str, Any]:
 
 
 def settle_traffic(args: Any) -> None:
-    """Read the files that the flags name, and settle the load and the lengths that follow.
-
-    Raises UserError where flags contradict each other.
-    """
+    """Read the files that the flags name, and settle the load and the lengths that follow."""
     args.trace_read = args.prompts_read = None
     args.classes = ()
     if args.workload:
@@ -1971,15 +1957,6 @@ def header_list(headers: Mapping[str, str], name: str) -> List[str]:
     return [word for word in (w.strip().lower() for w in headers.get(name, "").split(",")) if word]
 
 
-def chunk_size(line: bytes) -> int:
-    """Bytes announced by a chunk-size line; its extensions are ignored."""
-    size = line.partition(b";")[0].strip()
-    try:
-        if size.isalnum() and len(size) <= 16:
-            return int(size, 16)
-    except ValueError:
-        pass
-    raise WireError(f"not a chunk size: {printable(size.decode('latin-1'), 40)!r}")
 
 
 class Body:
@@ -2002,24 +1979,17 @@ class Body:
         if codings and not (self.chunked or is_response):
             raise WireError(f"a request with transfer-encoding {printable(codings[-1], 40)}")
         if lengths and not codings and not bodiless:
-            self.until_close, self._left = False, self._length(lengths)
+            text = lengths.pop()
+            if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
+                raise WireError(f"not a content-length: {printable(text, 40)!r}")
+            self.until_close, self._left = False, int(text)
         self.complete = not (self.chunked or self.until_close or self._left)
-
-    @staticmethod
-    def _length(lengths: Set[str]) -> int:
-        text = lengths.pop()
-        if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise WireError(f"not a content-length: {printable(text, 40)!r}")
-        return int(text)
 
     @property
     def idle(self) -> bool:
         """Whether the next byte starts a chunk."""
-        return (
-            self.chunked
-            and not (self._left or self._line or self.complete or self.fault)
-            and self._want is Body._size_line
-        )
+        return (self.chunked and self._want is Body._size_line
+                and not (self._left or self._line or self.complete or self.fault))
 
     def feed(self, data: bytes) -> List[bytes]:
         """Payload pieces in `data`; WireError at once, or on the next call if pieces came first."""
@@ -2063,7 +2033,14 @@ class Body:
         return pieces
 
     def _size_line(self, line: bytes) -> None:
-        self._left = chunk_size(line)
+        size = line.partition(b";")[0].strip()  # its extensions are ignored
+        try:
+            if not size.isalnum() or len(size) > 16:
+                raise ValueError
+            self._left = int(size, 16)
+        except ValueError:
+            raise WireError(f"not a chunk size: {printable(size.decode('latin-1'), 40)!r}"
+                            ) from None
         self._want = Body._chunk_end if self._left else Body._trailer
 
     def _chunk_end(self, line: bytes) -> None:
@@ -2083,9 +2060,8 @@ def encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-def request_bytes(
-    method: str, target: str, host: str, headers: Mapping[str, str], body: bytes
-) -> bytes:
+def request_bytes(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes
+                  ) -> bytes:
     """A whole request as one buffer, for one write. WireError for what would break the head."""
     fields = {"host": ("Host", host)}
     if body or method != "GET":
@@ -2246,14 +2222,18 @@ def chunk_output(choice: Mapping[str, Any]) -> int:
         return ANSWER if choice.get("text") else NOTHING
     content = delta.get("content")
     if content:
-        return parts_output(content) if type(content) is list else ANSWER
+        if type(content) is not list or any(part.get("text") for part in content):
+            return ANSWER
+        return REASONING if any(part.get("thinking") for part in content) else NOTHING
     if any(called(call) for call in delta.get("tool_calls") or ()):
         return ANSWER
     if delta.get("function_call") and called({"function": delta["function_call"]}):
         return ANSWER
     if delta.get("reasoning_content") or delta.get("reasoning"):
         return REASONING
-    shown = any(displayable(detail) for detail in delta.get("reasoning_details") or ())
+    shown = any((detail.get("text") or detail.get("summary"))  # encrypted ones do not show
+                for detail in delta.get("reasoning_details") or ()
+                if "encrypted" not in str(detail.get("type")))
     return REASONING if shown else NOTHING
 
 
@@ -2263,18 +2243,6 @@ def called(call: Mapping[str, Any]) -> bool:
     return bool(function.get("name") or function.get("arguments"))
 
 
-def displayable(detail: Mapping[str, Any]) -> bool:
-    """Whether a reasoning detail has text to show; encrypted ones do not."""
-    return "encrypted" not in str(detail.get("type")) and bool(
-        detail.get("text") or detail.get("summary")
-    )
-
-
-def parts_output(parts: List[Any]) -> int:
-    """The same as chunk_output for content that is a list of typed parts."""
-    if any(part.get("text") for part in parts):
-        return ANSWER
-    return REASONING if any(part.get("thinking") for part in parts) else NOTHING
 
 
 def token_count(value: Any) -> Optional[int]:
@@ -2320,13 +2288,8 @@ def redirect_host(location: str) -> str:
 
 
 FINISH_CLASS = {  # a finish_reason that is no success
-    "abort": "aborted",
-    "aborted": "aborted",
-    "cancelled": "aborted",
-    "canceled": "aborted",
-    "error": "stream_error",
-    "content_filter": "filtered",
-}
+    "abort": "aborted", "aborted": "aborted", "cancelled": "aborted", "canceled": "aborted",
+    "error": "stream_error", "content_filter": "filtered"}
 HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 WHOLE = (b"}\n\n\r\n", b"}\r\n\r\n\r\n")  # a chunk that ends with its event
 CODING_HEADERS = ("content-encoding", "transfer-encoding")
@@ -2454,14 +2417,10 @@ class Reply:
             data = data[at:] if at else data
             start = data.find(b"\n") + 1
             event = data[start + 6 : -2].rstrip(b"\r\n")
-            if (  # one chunk with one event, though unlike the one before
-                self.steady
-                and data.endswith(WHOLE)
-                and data[:start] == b"%x\r\n" % (len(data) - start - 2)
-                and data.startswith(b"data: {", start)
-                and event.find(b"\n") < 0
-                and event.find(b"\r") < 0
-            ):
+            if (self.steady and data.endswith(WHOLE)  # one chunk with one event, though unlike
+                    and data[:start] == b"%x\r\n" % (len(data) - start - 2)  # the one before
+                    and data.startswith(b"data: {", start)
+                    and event.find(b"\n") < 0 and event.find(b"\r") < 0):
                 self._message(event, at_ns)
             else:
                 self._feed(data, at_ns)
@@ -2524,13 +2483,9 @@ class Reply:
                 self._end(at_ns)
         except WireError as error:
             self._fail("malformed", str(error), at_ns)
-        self.steady = (
-            self._sniffed
-            and not (self.complete or self._inflater or self._document is not None)
-            and self._body is not None
-            and self._body.idle
-            and self._sse.idle
-        )
+        self.steady = (self._sniffed and self._document is None and self._body is not None
+                       and not (self.complete or self._inflater)
+                       and self._body.idle and self._sse.idle)
 
     def _unframed(self, data: bytes) -> List[bytes]:
         """The body's pieces in one read."""
@@ -2590,15 +2545,12 @@ class Reply:
                 return
             data, self._sniffed = bytes(self._lead), True
             self._document = bytearray() if start.startswith(DOCUMENT_STARTS) else None
-        if self._document is not None:
-            self._keep(self._document, data, at_ns)
+        if self._document is None:
+            for event in self._sse.feed(data):
+                self._dispatch(event, at_ns)
             return
-        for event in self._sse.feed(data):
-            self._dispatch(event, at_ns)
-
-    def _keep(self, document: bytearray, data: bytes, at_ns: int) -> None:
-        room = (DOCUMENT_MAX if self._success else ERROR_BODY_MAX) - len(document)
-        document += data[:room]
+        room = (DOCUMENT_MAX if self._success else ERROR_BODY_MAX) - len(self._document)
+        self._document += data[:room]
         if len(data) > room:
             if self._success:
                 raise WireError(f"an answer of over {DOCUMENT_MAX} bytes that is not a stream")
@@ -2736,8 +2688,13 @@ class Reply:
             at = "inside the head" if self._head else "before any reply"
             failed = self._failed or ("truncated" if self._head else "empty")
             return failed, self.error or f"the connection closed {at}"
+        if 300 <= (self.status or 0) < 400:
+            to = redirect_host(self.headers.get("location", "")) or "nowhere"
+            return "redirect", f"{self.status} to {to}"
         if not self._success:
-            return self._status_outcome()
+            said = f"{self.status} {self.server_message or self.reason}".strip()[:MESSAGE_MAX]
+            wait = printable(self.headers.get("retry-after", ""), 60)  # seconds or a date
+            return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
         said = f": {self.server_message}" if self.server_message else ""
         kind = self.headers.get("content-type", "no content-type")
         other = bool(self._document) or (not self._sse.known and bool(self._sse.stray))
@@ -2753,13 +2710,6 @@ class Reply:
         )
         return next(((name, why) for holds, name, why in verdicts if holds), ("ok", ""))
 
-    def _status_outcome(self) -> Tuple[str, str]:
-        if 300 <= (self.status or 0) < 400:
-            to = self.headers.get("location", "")
-            return "redirect", f"{self.status} to {redirect_host(to) or 'nowhere'}"
-        said = f"{self.status} {self.server_message or self.reason}".strip()[:MESSAGE_MAX]
-        wait = printable(self.headers.get("retry-after", ""), 60)  # seconds or a date
-        return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
 
 
 class TalkingReply(Reply):
@@ -2905,11 +2855,7 @@ class Record:
             "last_s": at(self.last_ns), "n_in": self.n_in, "n_in_planned": self.n_in_planned,
             "n_out": self.n_out, "n_out_estimated": self.n_out_estimated,
             "n_out_planned": self.n_out_planned, "events": self.events,
-            "ttft_s": span(self.since(self.first_ns, self.due_ns)),
-            "ttft_from_sent_s": span(self.since(self.first_ns, self.sent_ns)),
-            "ttfo_s": span(self.since(self.answer_ns, self.due_ns)), "tpot_s": span(self.tpot_s),
-            "e2e_s": span(self.since(self.last_ns, self.due_ns)),
-            "e2e_from_sent_s": span(self.since(self.last_ns, self.sent_ns)),
+            **{key: span(seconds_of(self)) for key, seconds_of in LATENCIES.items()},
             "itl_max_s": span(self.itl_max_s), "cached_tokens": self.cached_tokens,
             "status": self.status, "finish_reason": self.finish_reason,
             "measured": self.measured, "coalesced": self.coalesced,
@@ -2920,6 +2866,15 @@ class Record:
             "ready_s": at(self.ready_ns), "answer_s": at(self.answer_ns),
             "opened_s": at(self.opened_ns), "closed_s": at(self.closed_ns),
             "end_s": at(self.end_ns), "gaps_us": self.gaps_us}
+
+
+LATENCIES: Dict[str, Callable[[Record], Optional[float]]] = {  # of a request [s]; None: no success
+    "ttft_s": lambda r: r.since(r.first_ns, r.due_ns),
+    "ttft_from_sent_s": lambda r: r.since(r.first_ns, r.sent_ns),
+    "ttfo_s": lambda r: r.since(r.answer_ns, r.due_ns),
+    "tpot_s": lambda r: r.tpot_s,
+    "e2e_s": lambda r: r.since(r.last_ns, r.due_ns),
+    "e2e_from_sent_s": lambda r: r.since(r.last_ns, r.sent_ns)}
 
 
 class Clocks:
@@ -2987,13 +2942,6 @@ class Tls:
         self.want = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
         self.error = ssl.SSLError
 
-    def handshake(self) -> bool:
-        """Go on with the handshake; True when it is done. Raises ssl.SSLError."""
-        try:
-            self.object.do_handshake()
-        except self.want:
-            return False
-        return True
 
     def decrypt(self, data: bytes) -> bytes:
         """The plain bytes that these encrypted ones complete."""
@@ -3212,9 +3160,6 @@ class Source:
         self.more, self.left = iter(()), 0
         return found
 
-    def abandons(self, driver: Union[Driver, Virtual]) -> bool:
-        """Whether what is in flight is of no interest: window mode, all measured ones ended."""
-        return self.over and driver.stopped_ns is None
 
 
 class Driver:
@@ -3301,7 +3246,7 @@ class Driver:
     def shake(self, conn: Channel, now_ns: int) -> None:
         """Go on opening: the proxy's tunnel, then TLS; idle when nothing is left to do."""
         if self.wiring.proxy_connect and conn.tls is None:
-            if not self.flush(conn, now_ns) or not self.tunnelled(conn, now_ns):
+            if not self.flush(conn) or not self.tunnelled(conn, now_ns):
                 return
             if self.wiring.tls:
                 conn.tls = Tls(self.wiring.tls, self.host)
@@ -3353,7 +3298,10 @@ class Driver:
         tls = conn.tls
         assert tls is not None
         while True:
-            done = tls.handshake()
+            done = False
+            with contextlib.suppress(*tls.want):
+                tls.object.do_handshake()
+                done = True
             conn.out += tls.outgoing.read()
             if conn.out:
                 with contextlib.suppress(BlockingIOError):
@@ -3386,7 +3334,7 @@ class Driver:
         if self.wiring.address is None:
             self.finish(record, "dns", self.wiring.dns_error, now_ns)
             return
-        conn = self.fresh(now_ns)
+        conn = self.fresh()
         if conn is not None:
             self.send(conn, out, record, now_ns)
         else:
@@ -3396,7 +3344,7 @@ class Driver:
                 self.waiting.pop()
                 self.finish(record, *self.no_room, now_ns)
 
-    def fresh(self, now_ns: int) -> Optional[Channel]:
+    def fresh(self) -> Optional[Channel]:
         """An idle connection on which nothing waits to be read; the others are closed.
 
         A server that has closed its end, or that answers before it is asked, shows here.
@@ -3431,7 +3379,10 @@ class Driver:
         except BlockingIOError:
             written = 0
         except OSError as error:
-            self.broken(conn, error.strerror or str(error), now_ns)
+            if record.reused and not record.resent:
+                self.resend(conn, now_ns)
+            else:
+                self.end(conn, "truncated", error.strerror or str(error), now_ns)
             return
         if record.sent_ns is None:
             record.sent_ns = stamp_ns
@@ -3440,7 +3391,7 @@ class Driver:
             conn.out = data[written:]
             self.poller.watch(conn.fd, write=True)
 
-    def flush(self, conn: Channel, now_ns: int) -> bool:
+    def flush(self, conn: Channel) -> bool:
         """Write what is left to write; True when all of it is out."""
         if conn.out:
             try:
@@ -3488,13 +3439,6 @@ class Driver:
                 kind, text = "truncated", why
             self.end(conn, kind, text, now_ns)
 
-    def broken(self, conn: Channel, why: str, now_ns: int) -> None:
-        """A send failed on a connection that stood."""
-        record = conn.record
-        if record is not None and record.reused and not record.resent:
-            self.resend(conn, now_ns)
-        else:
-            self.end(conn, "truncated", why, now_ns)
 
     def resend(self, conn: Channel, now_ns: int) -> None:
         """Once more on a new connection: the server had closed this one before a byte came."""
@@ -3575,7 +3519,6 @@ class Driver:
         """End a request that is past one of its limits."""
         limits = self.wiring.timeouts
         age_s = (now_ns - (record.sent_ns or now_ns)) * NS
-        silent_s = (now_ns - output_ns(record, reply)) * NS
         if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
             reply.eof(now_ns)
             self.end(conn, *reply.outcome(), now_ns)
@@ -3586,7 +3529,7 @@ class Driver:
             self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
             self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
-        elif reply.event_ns and silent_s > limits.stall_s:
+        elif reply.event_ns and (now_ns - reply.event_ns[-1]) * NS > limits.stall_s:
             self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
@@ -3632,8 +3575,8 @@ class Driver:
                 if now_ns >= second_ns:
                     self.clocks.retake()
                     second_ns = now_ns + round(1 / NS)
-            if next_ns is None and (not self.in_flight or source.abandons(self)):
-                return
+            if next_ns is None and (not self.in_flight or (source.over and not self.stopped_ns)):
+                return  # in window mode, when all measured ones have ended
             rested_ns = clock()
             busy_s((rested_ns - woke_ns) * NS)
             wait_s = (min(sweep_ns, next_ns or sweep_ns) - rested_ns) * NS
@@ -3666,7 +3609,7 @@ class Driver:
                         self.advance(conn, now_ns)
                     continue
                 if mask & 4:
-                    self.flush(conn, now_ns)
+                    self.flush(conn)
                 if mask == 4:
                     continue
             try:  # into one buffer for all: a read of its own would hold 64 KiB until parsed
@@ -3691,8 +3634,11 @@ class Driver:
             reply.feed(data, at_ns)
             if not reply.steady and reply.complete:
                 self.end(conn, *reply.outcome(), now_ns)
-        if self.waiting and self.idle:
-            self.serve_waiting(time.perf_counter_ns())
+        while self.waiting:  # requests that wait for a connection, and connections come ready
+            fresh = self.fresh()
+            if fresh is None:
+                return
+            self.send(fresh, *self.waiting.popleft(), time.perf_counter_ns())
 
     def after(self, conn: Channel, data: bytes, now_ns: int) -> None:
         """Bytes, or the close, on a connection whose request is over."""
@@ -3711,13 +3657,6 @@ class Driver:
         if not conn.reply.lingering:
             self.settle(conn)
 
-    def serve_waiting(self, now_ns: int) -> None:
-        """Give connections that came ready to the requests that wait for one."""
-        while self.waiting:
-            conn = self.fresh(now_ns)
-            if conn is None:
-                return
-            self.send(conn, *self.waiting.popleft(), now_ns)
 
     def dispatch(self, source: Source, now_ns: int, stop: Callable[[], bool]) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
@@ -3758,12 +3697,6 @@ class Driver:
         while self.waiting:
             self.finish(self.waiting.popleft()[1], "cancelled", why, now_ns)
 
-    def shut(self) -> None:
-        """Close everything."""
-        for conn in list(self.conns.values()):
-            self.close(conn)
-        self.poller.close()
-        self.health.clock_jump_ns = self.clocks.jump_ns
 
 
 NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
@@ -3786,9 +3719,6 @@ def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, 
     return kind, why
 
 
-def output_ns(record: Record, reply: Reply) -> int:
-    """When a request last brought output, as far as parsed; else when it was sent [ns]."""
-    return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
 
 
 # ---- 7. Workers and runs -----------------------------------------------------------------------
@@ -3836,32 +3766,26 @@ class Journal:
             self.failed, self.fd = f"requests.jsonl is not complete: {error.strerror}", None
 
 
-class Interrupt:
-    """Ctrl-C: the first stops sending, the second gives up at once."""
+def interrupt() -> Callable[[], bool]:
+    """Take SIGINT and SIGTERM over: whether one came, to stop sending; a second ends at once."""
+    came: List[int] = []
 
-    def __init__(self) -> None:
-        """Take SIGINT and SIGTERM over."""
-        self.count = 0
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, self.on)
-
-    def on(self, *_: Any) -> None:
-        """A signal came."""
-        self.count += 1
-        if self.count > 1:
+    def on(sign: int, _: Any) -> None:
+        if came:
             os._exit(130)
+        came.append(sign)
 
-    def __call__(self) -> bool:
-        """Whether one came."""
-        return self.count > 0
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, on)
+    return lambda: bool(came)
 
 
 class Progress:
     """One line on stderr, on a terminal only: rate, in flight, done, failed, time left."""
 
-    def __init__(self, label: str, seconds: Optional[float]) -> None:
+    def __init__(self, label: str, seconds: Optional[float], wanted: bool) -> None:
         """seconds of the run, where they are known."""
-        self.shown = bool(sys.stderr) and sys.stderr.isatty()
+        self.shown = wanted and bool(sys.stderr) and sys.stderr.isatty()
         self.label, self.seconds, self.next_s = label, seconds, 0.0
         self.start_s = time.perf_counter()
 
@@ -3871,13 +3795,10 @@ class Progress:
         if not self.shown or now_s < self.next_s:
             return
         self.next_s = now_s + 0.5
-        gone_s = now_s - self.start_s
-        left = ""
-        if self.seconds is not None:
-            left = f", {max(0.0, self.seconds - gone_s):.0f} s left"
-        text = (f"{self.label}: {driver.in_flight} in flight, {driver.done} done, "
-                f"{driver.failed} failed{left}")
-        sys.stderr.write(f"\r\x1b[K{text}")
+        left = "" if self.seconds is None else (
+            f", {max(0.0, self.seconds - now_s + self.start_s):.0f} s left")
+        sys.stderr.write(f"\r\x1b[K{self.label}: {driver.in_flight} in flight, {driver.done} done, "
+                         f"{driver.failed} failed{left}")
         sys.stderr.flush()
 
     def clear(self) -> None:
@@ -3995,8 +3916,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
     seconds = plan.window_s[1] if load.num_requests is None else (
         plan.requests[-1].due_s if plan.requests and not load.closed else None)
     progress = Progress(("warm-up" if run < 0 else f"rate {load.label}")
-                        + (f" (worker 1 of {of})" if of > 1 else ""), seconds) if number == 0 \
-        else lambda driver: None
+                        + (f" (worker 1 of {of})" if of > 1 else ""), seconds, number == 0)
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     driver.health.real_time = bool(plan.work.trace) and real_time(True)
@@ -4008,12 +3928,14 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
             real_time(False)
         gc.enable()
         gc.unfreeze()
-        if isinstance(progress, Progress):
-            progress.clear()
+        progress.clear()
     health = driver.health
     health.turns_lost = source.lost
     health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    driver.shut()
+    health.clock_jump_ns = driver.clocks.jump_ns
+    for conn in list(driver.conns.values()):
+        driver.close(conn)
+    driver.poller.close()
     health.peak_rss_bytes = peak_rss_bytes()
     return health, source.start_ns
 
@@ -4047,9 +3969,6 @@ class Board:
         """A worker has prepared its share, or has died."""
         self.page[number] = 1
 
-    def all_ready(self) -> bool:
-        """Whether nobody is to be waited for."""
-        return all(self.page[:self.workers])
 
     def over(self, number: int, mine: bool) -> bool:
         """A worker's measured requests have ended, or not; whether everybody's have."""
@@ -4105,7 +4024,7 @@ def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Runn
     parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
     told = False
     while pipes:
-        if not board.start_ns and board.all_ready():
+        if not board.start_ns and all(board.page[:r.workers]):
             board.start(max(r.start_ns, time.perf_counter_ns() + round(READY_S / NS)))
         if r.stop() and not told:
             told = True
@@ -4451,8 +4370,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
     def gauge(name: str) -> Dict[str, Optional[float]]:
         most = 1.0 if name in ("kv_usage", "spec_rate") else ABSURD
         values = [row[name] for row in inside if 0 <= row.get(name, -1) <= most]
-        return {"mean": sum(values) / len(values) if values else None,
-                "max": max(values, default=None)}
+        return {"mean": mean_of(values), "max": max(values, default=None)}
 
     def counted(name: str) -> Optional[float]:
         if name not in first or name not in last or last[name] < first[name]:
@@ -4465,7 +4383,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
     took = [(r.first_ns - r.sent_ns) * NS for r in outcome.records
             if r.first_ns is not None and r.sent_ns is not None
             and first["t_ns"] < r.first_ns <= last["t_ns"]]
-    ttft, ours_s = histogram_delta(first, last), sum(took) / len(took) if took else None
+    ttft, ours_s = histogram_delta(first, last), mean_of(took)
     equal = ttft["n"] is not None and abs(ttft["n"] - len(took)) <= max(1, 0.02 * len(took))
     step = -(-len(inside) // SERIES_MAX) or 1
     return {
@@ -4565,6 +4483,11 @@ CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
+def mean_of(values: Sequence[float]) -> Optional[float]:
+    """The mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
 def percentile(ordered: Sequence[float], share: float) -> Optional[float]:
     """Linear interpolation between order statistics, numpy's default; None of nothing.
 
@@ -4636,10 +4559,9 @@ def interval(ordered: Sequence[float], share: float, factor: float
              ) -> Tuple[Optional[float], Optional[float]]:
     """95% interval of a percentile; None on a side that the sample cannot bound."""
     n = len(ordered)
-    low, high = binomial_ranks(int(n / factor), share)
-    places = [None if rank is None else min(n - 1, max(0, round(rank * factor) - 1))
-              for rank in (low, high)]
-    below, above = (None if place is None else ordered[place] for place in places)
+    below, above = (
+        None if rank is None else ordered[min(n - 1, max(0, round(rank * factor) - 1))]
+        for rank in binomial_ranks(int(n / factor), share))
     return below, above
 
 
@@ -4656,13 +4578,12 @@ def spread_of(values: Sequence[float], factor: Optional[float] = None) -> Dict[s
     ordered = sorted(values)
     factor = autocorrelation_factor(values) if factor is None else factor
     finite = [v for v in values if not math.isinf(v)]
-    p99_low, p99_high = interval(ordered, 0.99, factor)
-    p50_low, p50_high = interval(ordered, 0.50, factor)
-    return {"n": len(values), "mean": math.fsum(finite) / len(finite) if finite else None,
-            "p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9),
-            "p99": percentile(ordered, 0.99), "max": ordered[-1], "p99_low": p99_low,
-            "p99_high": p99_high, "p50_low": p50_low, "p50_high": p50_high,
-            "n_effective": len(values) / factor}
+    found = {"n": len(values), "mean": math.fsum(finite) / len(finite) if finite else None,
+             "p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9),
+             "p99": percentile(ordered, 0.99), "max": ordered[-1]}
+    for name, share in (("p99", 0.99), ("p50", 0.5)):
+        found[f"{name}_low"], found[f"{name}_high"] = interval(ordered, share, factor)
+    return {**found, "n_effective": len(values) / factor}
 
 
 def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
@@ -4732,14 +4653,15 @@ class Slo(NamedTuple):
         """
         if record.mix_class in self.classes:
             return self.classes[record.mix_class].met(record)
-        ttft = record.since(record.first_ns, record.due_ns)
-        if ttft is None:
-            return False
-        e2e = record.since(record.last_ns, record.due_ns) or 0.0
-        tpot = record.tpot_s
-        return ((self.ttft_s is None or ttft <= self.ttft_s)
-                and (self.tpot_s is None or tpot is None or tpot <= self.tpot_s)
-                and (self.e2e_s is None or e2e <= self.e2e_s))
+        ttft_s = record.since(record.first_ns, record.due_ns)
+        return ttft_s is not None and self.within(ttft_s, record.tpot_s,
+                                                  record.since(record.last_ns, record.due_ns))
+
+    def within(self, ttft_s: float, tpot_s: Optional[float], e2e_s: Optional[float]) -> bool:
+        """Whether latencies [s] meet every limit; what is None is not judged."""
+        return ((self.ttft_s is None or ttft_s <= self.ttft_s)
+                and (self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s)
+                and (self.e2e_s is None or e2e_s is None or e2e_s <= self.e2e_s))
 
 
 def slo_statement(slo: Slo) -> Dict[str, Any]:
@@ -4808,71 +4730,61 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     good = [r for r in records if r.ok]
     span = measured_span(plan, records, start_ns, any(h.interrupted for h in outcome.health))
     span_s = (span[1] - span[0]) * NS
-    met = sum(slo.met(r) for r in records)
-    failures: Dict[str, int] = {}
-    for r in records:
-        if not r.ok:
-            failures[r.cls] = failures.get(r.cls, 0) + 1
+    failures = collections.Counter(r.cls for r in records if not r.ok)
     lost = sum(h.turns_lost for h in outcome.health)  # turns that failed ones before them cost
     if lost:
-        failures["unsent"] = failures.get("unsent", 0) + lost
+        failures["unsent"] += lost
     offered = len(records) + lost
     rate = offered_rate(plan, records, span_s)
-    attainment = met / offered if offered else None
-    met_series = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
-    worth = offered / autocorrelation_factor(met_series) if offered else 0.0
     summary: Dict[str, Any] = {
         "offered": offered, "sent": sum(r.sent_ns is not None for r in records),
-        "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
+        "completed": len(good), "failures": dict(failures), "rate_rps": plan.load.rate_rps,
         "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
-        "simulated": outcome.simulated,
-        "attainment": attainment if slo.any else None,
-        "attainment_interval": share_interval(met, worth, offered) if slo.any and offered else None,
-        "goodput_rps": rate * attainment if slo.any and rate is not None
-        and attainment is not None else None,
-    }
-    summary.update(tokens(everything, records, span, span_s))
-    summary.update(latencies(records, good))
-    summary.update(little(everything, records, span, rate))
-    summary["in_flight_series"] = in_flight_series(everything, start_ns)
-    summary.update(input_error(good, token_ids, outcome.calibration))
+        "simulated": outcome.simulated, **judgement(records, lost, slo, rate),
+        **tokens(everything, records, span, span_s), **latencies(records, good),
+        **little(everything, records, span),
+        "in_flight_series": in_flight_series(everything, start_ns),
+        **input_error(good, token_ids, outcome.calibration)}
     summary["classes"] = {c.name: part_of(
         [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
         offered) for c in plan.work.classes} or None
     summary["turns"] = {"lost": lost, **{name: part_of(
         [r for r in records if (r.turn > 0) == later], slo, span_s, rate, offered)
         for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
-    summary["client"] = client_summary(outcome, records)
-    summary["errors"] = error_examples(records)
+    summary["client"] = client_summary(outcome)
+    worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
+    summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
     summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
-    summary["warnings"] = [
-        *warnings_of(summary, good, plan, unique), *outcome.warnings]
+    summary["warnings"] = [*warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
+
+
+def judgement(records: Sequence[Record], lost: int, slo: Slo, rate: Optional[float]
+              ) -> Dict[str, Any]:
+    """attainment of the SLO, its 95% interval, goodput [1/s]; lost requests count as misses."""
+    met = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
+    if not (slo.any and met):
+        return dict.fromkeys(("attainment", "attainment_interval", "goodput_rps"))
+    attainment, worth = sum(met) / len(met), len(met) / autocorrelation_factor(met)
+    return {"attainment": attainment,
+            "attainment_interval": share_interval(int(sum(met)), worth, len(met)),
+            "goodput_rps": None if rate is None else rate * attainment}
 
 
 def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[float],
             offered: int) -> Dict[str, Any]:
     """What a part of a run's requests saw (a class, first or later turns), as the run itself."""
     good = [r for r in records if r.ok]
-    met = [1.0 if slo.met(r) else 0.0 for r in records]
-    judged = slo.any and bool(records)
-    attainment = sum(met) / len(met) if judged else None
     own_rate = rate * len(records) / offered if rate is not None and offered else None
-    worth = len(met) / autocorrelation_factor(met) if judged else 0.0
     seen = latencies(records, good)
-    read = [r.n_in for r in good if r.n_in is not None]
-    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
     return {"offered": len(records), "completed": len(good), "failed": len(records) - len(good),
-            "offered_rate_rps": own_rate, "attainment": attainment,
-            "attainment_interval": share_interval(int(sum(met)), worth, len(met)) if judged
-            else None,
-            "goodput_rps": own_rate * attainment if own_rate is not None
-            and attainment is not None else None,
+            "offered_rate_rps": own_rate, **judgement(records, 0, slo, own_rate),
             "output_tok_s": sum(r.n_out or 0 for r in good) / span_s if span_s else None,
-            "input_tokens_mean": sum(read) / len(read) if read else None,
-            "cached_tokens_mean": sum(cached) / len(cached) if cached else None,
+            "input_tokens_mean": mean_of([r.n_in for r in good if r.n_in is not None]),
+            "cached_tokens_mean": mean_of([r.cached_tokens for r in good
+                                           if r.cached_tokens is not None]),
             **{key: seen[key] for key in ("ttft_s", "ttft_from_sent_s", "tpot_s", "itl_s",
                                           "e2e_s")},
             "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}}
@@ -4910,37 +4822,28 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
 
     made = sum(received(r) for r in everything)
     read = sum(r.n_in or 0 for r in records if r.ok)
-    outs = [r.n_out for r in records if r.ok and r.n_out is not None]
     return {"output_tok_s": made / span_s if span_s else None,
             "total_tok_s": (made + read) / span_s if span_s else None,
-            "output_tokens_mean": sum(outs) / len(outs) if outs else None,
+            "output_tokens_mean": mean_of([r.n_out for r in records
+                                           if r.ok and r.n_out is not None]),
             "n_out_estimated": sum(r.n_out_estimated for r in records)}
+
+
+def offered_s(records: Iterable[Record], key: str) -> Iterator[Optional[float]]:
+    """A latency of each request: a failure is infinitely late; None where there is none to tell."""
+    for r in records:
+        seconds = LATENCIES[key](r)
+        yield math.inf if seconds is None and (not r.ok or r.first_ns is None) else seconds
 
 
 def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, Any]:
     """Every latency over offered requests (failures infinitely late) and over successes."""
-    def over(value: Callable[[Record], Optional[float]]) -> Tuple[List[float], List[float]]:
-        offered, ok = [], []
-        for r in records:
-            v = value(r)
-            if v is not None:
-                ok.append(v)
-                offered.append(v)
-            elif not r.ok or r.first_ns is None:
-                offered.append(math.inf)
-        return offered, ok
-
     found: Dict[str, Any] = {}
     spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
-    for key, value in (
-            ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
-            ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
-            ("ttfo_s", lambda r: r.since(r.answer_ns, r.due_ns)),
-            ("tpot_s", lambda r: r.tpot_s),
-            ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
-            ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
-        offered, ok = over(value)
-        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
+    for key in LATENCIES:
+        offered = [v for v in offered_s(records, key) if v is not None]
+        found[key] = {**spread(tuple(offered)),
+                      "successes": spread(tuple(v for v in offered if v < math.inf))}
         if key in ("ttft_s", "tpot_s", "e2e_s"):
             offered.sort()
             found[key]["curve"] = [percentile(offered, share) for share in CURVE]
@@ -4954,8 +4857,8 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
     return found
 
 
-def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int],
-           rate: Optional[float]) -> Dict[str, Any]:
+def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int]
+           ) -> Dict[str, Any]:
     """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
     mean = in_flight_mean(everything, span)
     ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
@@ -4964,10 +4867,7 @@ def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
     product = arrivals * math.fsum(ends) / len(ends) if arrivals and ends else None
     edges = sorted([(r.due_ns, 1) for r in everything]
                    + [(r.end_ns, -1) for r in everything if r.end_ns is not None])
-    level = most = 0
-    for _, step in edges:
-        level += step
-        most = max(most, level)
+    most = max(itertools.accumulate((step for _, step in edges), initial=0))
     return {"in_flight_mean": mean, "in_flight_max": most, "little_rps_x_s": product}
 
 
@@ -4976,31 +4876,29 @@ def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibratio
     """The input length that the server counted against the planned one."""
     pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in and r.n_in_planned]
     counted = [r.n_in for r in good if r.n_in]
-    error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
-    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
-    planned = pairs and len(pairs) == len(counted)  # else there is nothing to compare with
-    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if planned else None,
-            "input_tokens_mean": sum(counted) / len(counted) if counted else None,
-            "input_error_max": error,
+    planned = [p for p, _ in pairs] if len(pairs) == len(counted) else []  # else not comparable
+    return {"input_tokens_planned_mean": mean_of(planned), "input_tokens_mean": mean_of(counted),
+            "input_error_max": max((abs(got - p) / p for p, got in pairs), default=None),
             "input_source": "token ids" if token_ids else calibration.source,
-            "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
+            "cached_tokens_mean": mean_of([r.cached_tokens for r in good
+                                           if r.cached_tokens is not None])}
 
 
-def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any]:
+def client_summary(outcome: Outcome) -> Dict[str, Any]:
     """How the client did: CPU, send lag, loop turns, bundled reads."""
+    def levels(values: Iterable[float]) -> Dict[str, Optional[float]]:
+        ordered = sorted(values)
+        return {"p50": percentile(ordered, 0.5), "p99": percentile(ordered, 0.99),
+                "max": ordered[-1] if ordered else None}
+
     health = outcome.health
-    lag = sorted(x for h in health for x in h.lag_s)
-    busy = sorted(x for h in health for x in h.busy_s)
-    events = sum(h.events for h in health)
-    cpu_s = sum(h.cpu_s for h in health)
+    events, cpu_s = sum(h.events for h in health), sum(h.cpu_s for h in health)
     found: Dict[str, Any] = {
         "cpu_s": cpu_s, "events": events,
         "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
         "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
-        "send_lag_s": {"p50": percentile(lag, 0.5), "p99": percentile(lag, 0.99),
-                       "max": lag[-1] if lag else None},
-        "loop_busy_s": {"p50": percentile(busy, 0.5), "p99": percentile(busy, 0.99),
-                        "max": busy[-1] if busy else None},
+        "send_lag_s": levels(x for h in health for x in h.lag_s),
+        "loop_busy_s": levels(x for h in health for x in h.busy_s),
         "coalesced_share": sum(h.coalesced for h in health) / events if events else None,
         "connections_opened": sum(h.opened for h in health),
         "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
@@ -5015,14 +4913,6 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
     return found
 
 
-def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
-    """Each kind of failure with its number and one of its messages."""
-    found: Dict[Tuple[str, str], int] = {}
-    for r in records:
-        if not r.ok:
-            found[r.cls, r.error] = found.get((r.cls, r.error), 0) + 1
-    worst = sorted(found.items(), key=lambda item: -item[1])[:10]
-    return [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
 
 
 def trend(values: Sequence[float]) -> Tuple[bool, float, float]:
@@ -5064,7 +4954,7 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         work, from_ns = outcome.plan.work, 0
         if work.turns and summary["e2e_s"]["mean"]:
             from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
-        ttft = [r.since(r.first_ns, r.due_ns) for r in records
+        ttft = [LATENCIES["ttft_s"](r) for r in records
                 if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
         for what, values, least, unit in (
                 ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
@@ -5845,12 +5735,6 @@ class Case(NamedTuple):
         return value.get(part) if isinstance(value, Mapping) else value
 
 
-def token_gap(run: Mapping[str, Any]) -> Optional[float]:
-    """The usual time of a token [s]: the median gap, or TPOT where events are not tokens."""
-    gap: Optional[float] = run["tpot_s"]["successes"]["p50"]
-    if not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0) <= COALESCED_SHARE:
-        gap = run["itl_s"]["p50"] or gap
-    return gap
 
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
@@ -5949,7 +5833,9 @@ def growth(c: Case) -> Tuple[str, bool]:
     """
     least, limit = c.runs[0], c.slo["tpot_s"]
     upto = [run for run in c.runs if run["in_flight_mean"] <= c.run["in_flight_mean"]]
-    gaps = [token_gap(run) or math.inf for run in upto]
+    gaps = [(not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0)
+             <= COALESCED_SHARE and run["itl_s"]["p50"])  # else events are not tokens
+            or run["tpot_s"]["successes"]["p50"] or math.inf for run in upto]
     ratio = gaps[-1] / gaps[0]
     first, last = (run["tpot_s"]["successes"] for run in (least, c.run))
     broken = limit is not None and (last["p99"] or 0) > limit >= (first["p99"] or math.inf)
@@ -6095,10 +5981,9 @@ def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
                 shown += [(number, text)] if text else []
         if shown:
             also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
-            found.append({
-                "name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
-                "evidence": shown[0][1] + (f"; also at {also}" if also else ""),
-                "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang, "term": rule.term})
+            found.append({"name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
+                          **rule._asdict(),
+                          "evidence": shown[0][1] + (f"; also at {also}" if also else "")})
     return found
 
 
@@ -6118,8 +6003,8 @@ def no_low_load(summary: Mapping[str, Any]) -> str:
     if not missed or any(run["in_flight_mean"] <= LOW_IN_FLIGHT for run in runs):
         return ""
     least = min(runs, key=lambda run: run["in_flight_mean"])
-    alone_s = sum(least[key]["successes"]["p50"] or 0 for key in ("ttft_s",)) + (
-        least["tpot_s"]["successes"]["p50"] or 0) * (least["output_tokens_mean"] or 0)
+    ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
+    alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
     return figure(1 / alone_s, 2) if alone_s else ""
 
 
@@ -6168,10 +6053,12 @@ def finding_lines(summary: Mapping[str, Any]) -> List[str]:
 
 
 class Column(NamedTuple):
-    """One column of the table: its head, and its cell from a run's summary."""
+    """One column: its head, its cell from a run's summary; its head and figure on the page."""
 
     head: str
     cell: Callable[[Mapping[str, Any]], str]
+    title: str = ""
+    path: Tuple[str, ...] = ()
 
 
 def optional(value: Optional[float], form: str) -> str:
@@ -6186,20 +6073,24 @@ def tail_ms(spread: Mapping[str, Any], key: str = "p99") -> str:
 
 
 TABLE = (  # the usual columns first and in this order, then ours
-    Column("rate", lambda s: s["label"]),
-    Column("out tok/s", lambda s: optional(s["output_tok_s"], "{:.0f}")),
+    Column("rate", lambda s: s["label"], "rate", ("label",)),
+    Column("out tok/s", lambda s: optional(s["output_tok_s"], "{:.0f}"), "output tok/s",
+           ("output_tok_s",)),
     Column("goodput", lambda s: optional(s["goodput_rps"], "{:.2f}")
-           + ("*" if s["goodput_rps"] is not None and s["verdict"] == "UNSTABLE" else "")),
-    Column("ttft p50", lambda s: tail_ms(s["ttft_s"], "p50")),
-    Column("ttft p99", lambda s: tail_ms(s["ttft_s"])),
-    Column("tpot p50", lambda s: tail_ms(s["tpot_s"], "p50")),
-    Column("tpot p99", lambda s: tail_ms(s["tpot_s"])),
+           + ("*" if s["goodput_rps"] is not None and s["verdict"] == "UNSTABLE" else ""),
+           "goodput /s", ("goodput_rps",)),
+    Column("ttft p50", lambda s: tail_ms(s["ttft_s"], "p50"), "TTFT p50", ("ttft_s", "p50")),
+    Column("ttft p99", lambda s: tail_ms(s["ttft_s"]), "TTFT p99", ("ttft_s", "p99")),
+    Column("tpot p50", lambda s: tail_ms(s["tpot_s"], "p50"), "TPOT p50", ("tpot_s", "p50")),
+    Column("tpot p99", lambda s: tail_ms(s["tpot_s"]), "TPOT p99", ("tpot_s", "p99")),
     Column("|", lambda s: "|"),
-    Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}")),
-    Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
-    Column("fail", lambda s: str(sum(s["failures"].values()))),
-    Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
-    Column("verdict", lambda s: verdict_text(s)),
+    Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}"), "offered /s",
+           ("offered_rate_rps",)),
+    Column("attain", lambda s: optional(s["attainment"], "{:.0%}"), "attained", ("attainment",)),
+    Column("fail", lambda s: str(sum(s["failures"].values())), "failed", ("failures",)),
+    Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}"), "in flight",
+           ("in_flight_mean",)),
+    Column("verdict", lambda s: verdict_text(s), "verdict", ("verdict",)),
 )
 
 
@@ -6212,9 +6103,13 @@ def verdict_text(run: Mapping[str, Any]) -> str:
 
 def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
     """The table, a line a run."""
-    cells = [[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(map(str.rjust, line, widths)).rstrip() for line in cells]
+    return columns([[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Rows of text as lines, each column as wide as it must be, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
 
 def render(summary: Mapping[str, Any]) -> str:
@@ -6250,21 +6145,20 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                      f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    knee = (find_knee(runs, slo["attainment"]) if "goodput_search" not in summary
-            and (asked or slo.get("classes")) else None)
-    if knee:
-        lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
+    if "goodput_search" not in summary and (asked or slo.get("classes")):
+        lines += [f"KNEE between {before['label']} and {after['label']}: goodput no longer follows "
+                  "the rate" for before, after in zip(runs, runs[1:]) if
+                  (before["attainment"] or 0) >= slo["attainment"] > (after["attainment"] or 0)][:1]
     return lines
 
 
 def search_lines(search: Mapping[str, Any]) -> List[str]:
     """The points of a search for the knee, and what they say."""
-    rows = [("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
-    for p in sorted(search["points"], key=lambda p: float(p["rate_rps"])):
-        rows.append((f"{p['rate_rps']:g}", f"{p['offered']:,}", optional(p["attainment"], "{:.2%}"),
-                     f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"]))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines = columns([("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
+                    + [(f"{p['rate_rps']:g}", f"{p['offered']:,}",
+                        optional(p["attainment"], "{:.2%}"),
+                        f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"])
+                       for p in sorted(search["points"], key=lambda p: float(p["rate_rps"]))])
     rate, low, high = (search[key] for key in ("rate_rps", "low_rps", "high_rps"))
     said = "not found"
     if rate is not None:
@@ -6284,12 +6178,6 @@ def share(value: float) -> str:
     return f"{value * 100:.6g}%"
 
 
-def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tuple[str, str]]:
-    """The last rate that met the target and the first that did not, where the sweep has both."""
-    for before, after in zip(runs, runs[1:]):
-        if (before["attainment"] or 0) >= target > (after["attainment"] or 0):
-            return before["label"], after["label"]
-    return None
 
 
 def run_lines(run: Mapping[str, Any]) -> List[str]:
@@ -6317,7 +6205,12 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
     for name, part in {**(run.get("classes") or {}), **(run.get("turns") or {})}.items():
         lines += part_lines(name if run.get("classes") else f"{name} turns", part)
     if not run.get("simulated"):
-        lines.append(client_line(run["client"]))
+        client, lag = run["client"], run["client"]["send_lag_s"]
+        lines.append(f"  client: send lag p99 {in_ms(lag['p99'])} max {in_ms(lag['max'])} ms, loop "
+                     f"p99 {in_ms(client['loop_busy_s']['p99'])} ms, CPU "
+                     f"{optional(client['cpu_share'], '{:.0%}')} of a core, bundled reads "
+                     f"{optional(client['coalesced_share'], '{:.1%}')}, "
+                     f"{client['connections_opened']} connections")
     lines += [*server_lines(run.get("server")), *compat_lines(run)]
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
@@ -6351,13 +6244,6 @@ def part_lines(name: str, part: Any) -> List[str]:
         ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
 
-def client_line(client: Mapping[str, Any]) -> str:
-    """The client's own health."""
-    lag, busy = client["send_lag_s"], client["loop_busy_s"]
-    return (f"  client: send lag p99 {in_ms(lag['p99'])} max {in_ms(lag['max'])} ms, loop p99 "
-            f"{in_ms(busy['p99'])} ms, CPU {optional(client['cpu_share'], '{:.0%}')} of a core, "
-            f"bundled reads {optional(client['coalesced_share'], '{:.1%}')}, "
-            f"{client['connections_opened']} connections")
 
 
 def setup_lines(summary: Mapping[str, Any]) -> List[str]:
@@ -6624,6 +6510,8 @@ def esc(text: Any) -> str:
                    for c in str(text)).translate(ESCAPED)
 
 
+
+
 class Cell(NamedTuple):
     """A figure of the summary: as shown, its path and its value."""
 
@@ -6877,31 +6765,22 @@ def time_charts(summary: Mapping[str, Any], i: int) -> str:
     return found
 
 
-COLUMNS = {  # heads of TABLE: as the page has them, and the path in a run's summary
-    "rate": ("rate", "label"), "out tok/s": ("output tok/s", "output_tok_s"),
-    "goodput": ("goodput /s", "goodput_rps"), "ttft p50": ("TTFT p50", "ttft_s", "p50"),
-    "ttft p99": ("TTFT p99", "ttft_s", "p99"), "tpot p50": ("TPOT p50", "tpot_s", "p50"),
-    "tpot p99": ("TPOT p99", "tpot_s", "p99"), "offered": ("offered /s", "offered_rate_rps"),
-    "attain": ("attained", "attainment"), "fail": ("failed", "failures"),
-    "in flight": ("in flight", "in_flight_mean"), "verdict": ("verdict", "verdict")}
 
 
 def runs_table(summary: Mapping[str, Any]) -> str:
     """The text report's table, with the cost of each run where it is known."""
-    columns = [c for c in TABLE if c.head in COLUMNS]
-    heads, rows = [COLUMNS[c.head][0] for c in columns], []
+    shown, rows = [c for c in TABLE if c.title], []
     costs = dig(summary, "cost", "per_1m_output_by_run")
     order = by_rate(summary["runs"])
     for i, run in ((i, summary["runs"][i]) for i in order):
-        rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
-                          dig(run, *COLUMNS[c.head][1:])) for c in columns])
+        rows.append([Cell(c.cell(run), ("runs", i, *c.path), dig(run, *c.path)) for c in shown])
         if costs:
             rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
     notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
     where = dig(summary, "operating_point", "run")
-    where = where if where is None else order.index(where)
-    return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
-                 where) + "".join(
+    heads = [c.title for c in shown] + ["per 1M output"] * bool(costs)
+    return table("Runs; latencies in ms", heads, rows, "",
+                 None if where is None else order.index(where)) + "".join(
         f'<p class="note">{esc(line)}</p>\n' for line in notes)
 
 
@@ -7429,8 +7308,14 @@ class Engine:
         self.steps += 1
         self.context += decode_tokens
         self.generation_tokens += len(self.decoding)
-        if self.steps in self.ending:
-            self._retire()
+        if self.steps in self.ending:  # let go of the jobs that have all their tokens
+            self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
+            for job in self.ended:
+                self.decoding.remove(job)
+                self._leave(job)
+                self._publish(job, job.computed)
+                self._release(job)
+                del self.jobs[job.id]
         return self._took_s(decode_tokens, context, prefill_tokens, self.sequences)
 
     def _prefill(self, budget: int, may_admit: bool) -> int:
@@ -7448,17 +7333,14 @@ class Engine:
             done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
-            self._join(job)
+            job.joined = self.steps  # its token comes with this step, and one a step from now
+            self.context += job.computed
+            self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
+            self._await_block(job)
         self.decoding += self.prefilling[:done]
         del self.prefilling[:done]
         return budget - left
 
-    def _join(self, job: Job) -> None:
-        """A prefill is complete in this step: its token comes with it, and one a step from now."""
-        job.joined = self.steps
-        self.context += job.computed
-        self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
-        self._await_block(job)
 
     def _await_block(self, job: Job) -> None:
         """Note when a decoding job will have filled its blocks, if that is before its end."""
@@ -7524,15 +7406,6 @@ class Engine:
                 job.capacity += self.profile.block_tokens
                 self._await_block(job)
 
-    def _retire(self) -> None:
-        """Let go of the jobs that have all their tokens."""
-        self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
-        for job in self.ended:
-            self.decoding.remove(job)
-            self._leave(job)
-            self._publish(job, job.computed)
-            self._release(job)
-            del self.jobs[job.id]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
@@ -7591,7 +7464,6 @@ class Virtual:
             (limits.first_output_s, NO_OUTPUT, collections.deque()),
             (limits.total_s, NOT_OVER, collections.deque())]
         self.measured_open = self.freed_ns = 0  # freed: when a request last ended
-        self.stopped_ns: Optional[int] = None
         self.first_step, self.ends_ns = engine.steps, array.array("q")
         self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
         self.read_ns, self.every_s = 0, SCRAPE_S
@@ -7608,7 +7480,7 @@ class Virtual:
             engine.ended = []
             self.expire(now_ns)
             next_ns = self.dispatch(source, now_ns)
-            if next_ns is None and (not self.records or source.abandons(self)):
+            if next_ns is None and (source.over or not self.records):
                 self.cancel_all("after the measured window", now_ns)
                 return True
             until_ns = min(FOREVER_NS if next_ns is None else next_ns, self.expire(now_ns))
@@ -7619,7 +7491,6 @@ class Virtual:
             for planned in self.late:
                 self.submit(planned)
             self.late = []
-        self.stopped_ns = now_ns
         for record in source.unsent(now_ns):
             self.finish(record, "unsent", "interrupted before it was sent", now_ns)
         self.cancel_all("interrupted", now_ns)
@@ -8547,17 +8418,14 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
 
 
 def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callable[[int], None],
-          stdin_watch: bool = False, model: str = MODEL) -> None:
+          stdin_watch: bool = False) -> None:
     """Run the mock until SIGTERM or SIGINT, or the end of stdin where that is watched."""
-    import resource
-    server = MockServer(profile, host, port, faults, model)
+    server = MockServer(profile, host, port, faults)
 
     def stop(*_: Any) -> None:
         server.stopping = True
 
-    with contextlib.suppress(OSError, ValueError):
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptors(0)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -8657,10 +8525,8 @@ def peer_view(outcome: Outcome, slo: Slo, stamps_of: Callable[[Record], List[int
         each = (e2e[-1] - ttft[-1]) / (n - 1) if n > 1 else None
         if each is not None:
             tpot.append(each)
-        good += ((slo.ttft_s is None or ttft[-1] <= slo.ttft_s)
-                 and (slo.e2e_s is None or e2e[-1] <= slo.e2e_s)
-                 and (slo.tpot_s is None or (one_token_passes if each is None
-                                             else each <= slo.tpot_s)))
+        judged_s = math.inf if each is None and not one_token_passes else each
+        good += slo.within(ttft[-1], judged_s, e2e[-1])
     if one_token_passes:  # vLLM: from before the first gap to the end of the last request
         begin = outcome.start_ns + round(outcome.plan.window_s[0] / NS)
         end = max((r.end_ns or r.due_ns for r in records), default=begin)
@@ -8951,21 +8817,18 @@ def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], numb
     return r
 
 
-def shard_folders(paths: Sequence[str]) -> List[str]:
-    """The folders that --merge means: those named, or the shard-* in one that is named."""
+def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
+    """({shard: its run}, how many there were); UserError unless they are of one plan, each once.
+
+    A path is the folder of a shard, or of the shard-* in it.
+    """
     import glob
-    found = []
+    parts: Dict[int, Saved] = {}
+    folders, of = [], 0
     for path in paths:
         plans = glob.glob(os.path.join(glob.escape(path), "shard-*", "plan.json"))
-        found += sorted(map(os.path.dirname, plans)) or [path]
-    return found
-
-
-def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
-    """({shard: its run}, how many there were); UserError unless they are of one plan, each once."""
-    parts: Dict[int, Saved] = {}
-    of = 0
-    for part in map(load_run, shard_folders(paths)):
+        folders += sorted(map(os.path.dirname, plans)) or [path]
+    for part in map(load_run, folders):
         try:
             place, count = part.plan["shard"]
         except (TypeError, KeyError, ValueError):
@@ -8986,14 +8849,13 @@ def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHea
     health = ClientHealth()
     health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
                         if r.sent_ns is not None)
-    health.cpu_s = client["cpu_s"]
+    for name in ("cpu_s", "events", "reused", "resent", "kernel_stamps", "interrupted",
+                 "peak_rss_bytes"):
+        setattr(health, name, client[name])
     health.wall_s = health.cpu_s / client["cpu_share"] if client["cpu_share"] else 0.0
-    health.events, health.opened = client["events"], client["connections_opened"]
+    health.opened = client["connections_opened"]
     health.coalesced = round((client["coalesced_share"] or 0) * health.events)
-    health.reused, health.resent = client["reused"], client["resent"]
-    health.kernel_stamps, health.interrupted = client["kernel_stamps"], client["interrupted"]
     health.clock_jump_ns = round(client["clock_jump_s"] / NS)
-    health.peak_rss_bytes = client["peak_rss_bytes"]
     return health
 
 
@@ -9122,10 +8984,6 @@ RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 12
 SLICES = 60  # of the time that both runs lasted, for token rates
 Edges = Tuple[Optional[float], Optional[float]]  # of a 95% interval; None: cannot be told
 Side = List[Tuple[float, int]]  # values with the block of requests that each belongs to
-DIFF_LATENCIES: Tuple[Tuple[str, str, Callable[[Record], Optional[float]]], ...] = (
-    ("TTFT", "ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
-    ("TPOT", "tpot_s", lambda r: r.tpot_s),
-    ("E2E", "e2e_s", lambda r: r.since(r.last_ns, r.due_ns)))
 
 
 def less(b: float, a: float) -> float:
@@ -9133,14 +8991,9 @@ def less(b: float, a: float) -> float:
     return 0.0 if a == b else b - a
 
 
-def side_of(records: Sequence[Record], block: int, value: Callable[[Record], Optional[float]]
-            ) -> Side:
+def side_of(records: Sequence[Record], block: int, key: str) -> Side:
     """A latency of each request with its block, ascending; failures infinitely late."""
-    found = [(v, i // block) for i, v in ((i, value(r)) for i, r in enumerate(records))
-             if v is not None]
-    found += [(math.inf, i // block) for i, r in enumerate(records)
-              if not r.ok or r.first_ns is None]
-    return sorted(found)
+    return sorted((v, i // block) for i, v in enumerate(offered_s(records, key)) if v is not None)
 
 
 def gaps_side(records: Sequence[Record], block: int) -> Side:
@@ -9153,18 +9006,6 @@ def weighted(side: Side, weights: Sequence[int], share: float) -> float:
     """A percentile of a side whose blocks count so often (nearest rank)."""
     reached = list(itertools.accumulate(weights[block] for _, block in side))
     return side[bisect.bisect_left(reached, max(1, math.ceil(share * reached[-1])))][0]
-
-
-def resamples(blocks: int, values: int, seed: int) -> List[List[int]]:
-    """How often each block is drawn, for each of many draws with replacement."""
-    rng = stream(seed, "bootstrap")
-    draws = []
-    for _ in range(max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, values)))):
-        weights = [0] * blocks
-        for block in rng.choices(range(blocks), k=blocks):
-            weights[block] += 1
-        draws.append(weights)
-    return draws
 
 
 def bounds(differences: List[float], blocks: int) -> Edges:
@@ -9189,8 +9030,12 @@ def diff_row(name: str, key: str, values: Edges, edges: Edges) -> Dict[str, Any]
 def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, enough: bool
                    ) -> List[Dict[str, Any]]:
     """p50 and p99 of one latency in both runs; the same draws of blocks for both, so paired."""
-    rows = []
-    draws = resamples(blocks, len(sides[0]) + len(sides[1]), 1) if all(sides) else []
+    rows, choose = [], stream(1, "bootstrap").choices
+    number = max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, sum(map(len, sides)))))
+    draws = [[0] * blocks for _ in range(number if all(sides) else 0)]  # how often each is drawn
+    for weights in draws:
+        for block in choose(range(blocks), k=blocks):
+            weights[block] += 1
     for share in (0.5, 0.99):
         a, b = (percentile([v for v, _ in side], share) for side in sides)
         edges: Edges = (None, None)
@@ -9239,13 +9084,13 @@ def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Option
     ids = sorted(first.keys() & second.keys(), key=lambda i: (first[i].due_ns, i))
     left, right = [first[i] for i in ids], [second[i] for i in ids]
     n = len(ids)
-    factor = max((autocorrelation_factor([DIFF_LATENCIES[0][2](r) or math.inf for r in side])
-                  for side in (left, right)), default=1.0)
+    factor = max(autocorrelation_factor([LATENCIES["ttft_s"](r) or math.inf for r in side])
+                 for side in (left, right))
     block = max(1, math.ceil(n ** (1 / 3)), math.ceil(3 * factor))
     blocks = -(-n // block) if n else 0
     rows: List[Dict[str, Any]] = []
-    for name, key, value in DIFF_LATENCIES:
-        sides = side_of(left, block, value), side_of(right, block, value)
+    for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")):
+        sides = side_of(left, block, key), side_of(right, block, key)
         rows += compare_spread(name, key, sides, blocks, n / factor >= 368)
     rows += compare_spread("ITL", "itl_s", (gaps_side(left, block), gaps_side(right, block)),
                            blocks, n / factor >= 50)
@@ -9349,22 +9194,15 @@ def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def client_load(outcome: Outcome, span_s: float) -> Dict[str, float]:
-    """What the client had to bear, means over the span: open streams, events and requests/s."""
-    records = outcome.records
-    if not span_s:
-        return dict.fromkeys(("streams", "events_per_s", "requests_per_s"), 0.0)
-    open_ns = sum(r.last_ns - r.first_ns for r in records
-                  if r.first_ns is not None and r.last_ns is not None)
-    return {"streams": open_ns * NS / span_s,
-            "events_per_s": sum(r.events for r in records) / span_s,
-            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
-
-
 def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str, Any]
                     ) -> List[str]:
-    """Why a run is past what the self-test found right, for its verdict."""
-    load = client_load(outcome, run["span_s"])
+    """Why a run's means over its span are past what the self-test found right, for its verdict."""
+    records, span_s = outcome.records, run["span_s"] or math.inf
+    open_ns = sum(r.last_ns - r.first_ns for r in records
+                  if r.first_ns is not None and r.last_ns is not None)
+    load = {"streams": open_ns * NS / span_s,
+            "events_per_s": sum(r.events for r in records) / span_s,
+            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
     return [f"{load[key]:.0f} {what}, past the {known[key]:.0f} at which --selftest found times "
             "right on this machine: more --workers, and --selftest with as many"
             for key, what in TEST_LIMITS
@@ -9407,7 +9245,7 @@ def trial(r: Running, rate_rps: float, number: int, n_out: int) -> Dict[str, Any
     truth = {row["id"]: row["event_ns"] for row in ask("/truth")["requests"] if "event_ns" in row}
     mock.close()
     first, gap = stamp_errors(outcome.records, truth)
-    client = client_summary(outcome, outcome.records)
+    client = client_summary(outcome)
     steps = sorted((b - a) * NS for times in truth.values() for a, b in zip(times, times[1:]))
     step_s = percentile(steps, 0.5) or TEST_STEP_S
     found = {"requests_per_s": rate_rps, "streams": rate_rps * (n_out - 1) * step_s,
@@ -9463,7 +9301,7 @@ def selftest_command(args: Any) -> int:
         try:
             own = parse_args([mock.url, "--rate", "1", "--workers", str(args.workers)])
             target = target_of(own, mock.url)._replace(model=MODEL, headers=())
-            r = Running(target, wiring_of(own, target), args.workers, Journal(None), Interrupt(),
+            r = Running(target, wiring_of(own, target), args.workers, Journal(None), interrupt(),
                         1, True)
             raise_descriptors(2 * TEST_STREAMS[-1])
             if not args.json:
@@ -9828,7 +9666,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     work = work_of(args)
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
-    running = Running(target, wiring, args.workers, journal, Interrupt(),
+    running = Running(target, wiring, args.workers, journal, interrupt(),
                       int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
                       Engine(profile_from(simulated["step_time"])) if simulated else None,
                       shard=args.shard or (0, 1))
