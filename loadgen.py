@@ -835,11 +835,7 @@ def gaps(load: Load, seed: Union[int, str]) -> Iterator[float]:
 
 
 def singles(load: Load, work: Work, seed: Union[int, str]) -> Iterator[Planned]:
-    """Requests by the distributions alone, without end, in the order in which they are due.
-
-    Times are absolute (sums of gaps), so lateness never adds up. The first arrives one gap after
-    the start, as in a Poisson process.
-    """
+    """Requests by the distributions alone, due at sums of gaps, the first after one; no end."""
     lengths, groups = stream(seed, "lengths"), stream(seed, "groups")
     due_s = 0.0
     for number, gap_s in enumerate(gaps(load, seed)):
@@ -1163,12 +1159,8 @@ def trace_length(value: Any, where: str) -> int:
 
 
 def guess_unit(times: Sequence[int], block: int) -> int:
-    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap.
-
-    Dates since 1970 give themselves away by their size. Else whole numbers 20 or more apart are
-    milliseconds (as are all of Mooncake's), and anything closer or with a fraction seconds.
-    """
-    first = times[0] // SECOND_NS
+    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap."""
+    first = times[0] // SECOND_NS  # dates since 1970 give themselves away by their size
     for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
         if first >= least:
             return unit_ns
@@ -1353,10 +1345,7 @@ def prompted(plain: Iterator[Planned], prompts: PromptFile, seed: int) -> Iterat
 
 
 def read_mix(path: str, fallback: Mapping[str, Optional[float]]) -> Tuple[TrafficClass, ...]:
-    """The classes of a JSON file: {"classes": [{"name", "rate", "input_len", ...}]}.
-
-    A class without an SLO of its own has the fallback's, limit by limit. Raises UserError.
-    """
+    """The classes of a JSON file; a limit that one does not give is the fallback's. UserError."""
     whole_file = read_json(path)
     rows: Any = whole_file.get("classes", whole_file)
     if isinstance(rows, dict):
@@ -1696,10 +1685,7 @@ def calibrate(points: Sequence[Tuple[int, int]]) -> Optional[Calibration]:
 
 
 class Prompts:
-    """Makes prompts: shared prefix of the group, then a nonce, then filling, all from the seed.
-
-    The nonce is fresh for every run (`salt`), so that no prompt of an earlier run is in a cache.
-    """
+    """Makes prompts: shared prefix of the group, then a nonce, then filling, all from the seed."""
 
     def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration,
                  work: Optional[Work] = None) -> None:
@@ -1727,11 +1713,7 @@ class Prompts:
 
     def blocks(self, planned: Planned, total: int, size: float, symbols: Sequence[Any]
                ) -> List[Any]:
-        """So many symbols: a block of about `size` for each key, then filling of its own.
-
-        A block's content follows from its key and the run, so equal keys make equal prefixes, and
-        none that an earlier run has left in a cache.
-        """
+        """So many symbols: a block of about `size` for each key, by key and run; then filling."""
         seed = f"{self.seed}/{self.salt if self.unique else 0}"
         found: List[Any] = []
         for number, key in enumerate(planned.keys):
@@ -1758,16 +1740,12 @@ class Prompts:
         return " ".join(self.units(planned, shared, total, WORDS))
 
     def messages(self, planned: Planned, shared: int) -> List[Dict[str, Any]]:
-        """The new messages of a request; the customer's own with a nonce in front.
-
-        That nonce is one for each round through the file: what its prompts share stays shared,
-        and what comes again is not found in a cache.
-        """
+        """The new messages of a request; the customer's own with a nonce in front."""
         if planned.prompt < 0:
             return [{"role": "user", "content": self.text(planned, shared)}]
         messages = [dict(message) for message in self.items[planned.prompt].messages]
-        nonce = " ".join(self.nonce(planned.group, WORDS))
-        content = messages[0].get("content")
+        # one nonce a round through the file: what its prompts share stays shared
+        nonce, content = " ".join(self.nonce(planned.group, WORDS)), messages[0].get("content")
         if nonce:
             messages[0]["content"] = ([{"type": "text", "text": nonce}, *content]
                                       if isinstance(content, list) else f"{nonce}\n{content or ''}")
@@ -1808,10 +1786,7 @@ def _bracketed(host: str) -> str:
 
 
 def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
-    """(scheme, host, port, endpoint path, API path, is chat) of a URL with or without /v1.
-
-    A URL that ends in the endpoint itself decides between chat and completions.
-    """
+    """(scheme, host, port, endpoint path, API path, is chat) of a URL, which may end in any."""
     import urllib.parse
     if "//" not in text:
         text = f"http://{text}"
@@ -2429,10 +2404,7 @@ class Reply:
             self.coalesced += max(0, len(self.event_ns) - known - 1)
 
     def _twins(self, data: bytes, at_ns: int) -> int:
-        """Count the chunks at the front that differ from an earlier one in their text alone.
-
-        Such a chunk need not be decoded. Returns how many bytes they take.
-        """
+        """Count the chunks at the front that differ from an earlier one in their text alone."""
         before, after = self._twin
         at = events = 0
         while True:
@@ -3345,10 +3317,7 @@ class Driver:
                 self.finish(record, *self.no_room, now_ns)
 
     def fresh(self) -> Optional[Channel]:
-        """An idle connection on which nothing waits to be read; the others are closed.
-
-        A server that has closed its end, or that answers before it is asked, shows here.
-        """
+        """An idle connection on which nothing waits to be read, not even its end; others close."""
         while self.idle:
             conn = self.idle.pop()
             try:
@@ -3865,14 +3834,10 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
 
 
 def real_time(wanted: bool) -> bool:
-    """Real-time priority on or off, so that a busy machine sends no request of a trace late.
-
-    Whether it was allowed (root, CAP_SYS_NICE or RLIMIT_RTPRIO); never where it would take the
-    only core.
-    """
+    """Real-time priority on or off, for a trace; whether that was allowed (root, CAP_SYS_NICE)."""
     try:
         if wanted and len(os.sched_getaffinity(0)) < 2:
-            return False
+            return False  # it would take the only core
         policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
         os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
     except (AttributeError, OSError):
@@ -3941,10 +3906,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held, bytes (Linux: VmHWM of proc_pid_status(5)).
-
-    getrusage's ru_maxrss would do, but on Linux it starts at what the parent had at exec.
-    """
+    """The most memory this process has held [B]; Linux's ru_maxrss starts at the parent's."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1]) * KIB for line in status if line[:6] == "VmHWM:")
@@ -4080,11 +4042,10 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
 
 
 def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Calibration, float]:
-    """Requests that are never counted: they warm the server, and calibrate prompts and E2E.
+    """Requests that are never counted: (outcome, calibration, E2E [s] expected on average).
 
     The first two are short, of two lengths: the line through them makes the others about as long
-    as the run's prompts, and all of them together give the calibration. Returns the outcome, the
-    calibration, and the E2E [s] expected of a request of average length.
+    as the run's prompts, and all of them together give the calibration.
     """
     quiet = r._replace(journal=Journal(None), workers=1, shard=(0, 1))
     made = max(2, min(32, round(work.n_out.mean)))
@@ -4268,10 +4229,7 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
 
 
 def scrape(sock: socket.socket, read: Callable[[], Dict[str, Any]]) -> None:
-    """A fork's life: a reading a second from the first asking on, and one whenever asked.
-
-    Asked, it hands over all that it has as a line of JSON. It ends when the other side closes.
-    """
+    """A fork's life: a reading a second, and, asked, one more and all of them as a line of JSON."""
     rows: List[Dict[str, Any]] = []
     every_s, next_s = SCRAPE_S, math.inf
     while True:
@@ -4331,10 +4289,7 @@ class Scraper:
 
 
 def bucket_quantile(buckets: Sequence[Tuple[float, float]], share: float) -> Optional[float]:
-    """A quantile of a histogram [(bound, count up to it)], linear inside its bucket.
-
-    As Prometheus' histogram_quantile, but None where it lies past the last finite bound.
-    """
+    """A quantile of [(bound, count up to it)] as Prometheus has it; None past the last bound."""
     rank = share * buckets[-1][1] if buckets else 0.0
     below, start = 0.0, 0.0
     for bound, upto in buckets:
@@ -4647,10 +4602,7 @@ class Slo(NamedTuple):
             slo.any for slo in self.classes.values())
 
     def met(self, record: Record) -> bool:
-        """Whether a request succeeded and met every one; without visible output it did not.
-
-        An answer of one token has no TPOT and is not judged by it.
-        """
+        """Whether a request succeeded, with visible output, and met every one."""
         if record.mix_class in self.classes:
             return self.classes[record.mix_class].met(record)
         ttft_s = record.since(record.first_ns, record.due_ns)
@@ -5964,10 +5916,7 @@ FINDINGS = (
 
 
 def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Each symptom that shows: figures of the first run that shows it, the others named.
-
-    A run that its client spoilt says nothing of the server.
-    """
+    """Each symptom that shows: figures of the first run that shows it, the others named."""
     runs = summary["runs"]
     sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
                     and run["completed"] and run["in_flight_mean"]),
@@ -6379,10 +6328,7 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
 
 def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None,
              redacted: Callable[[str], str] = str) -> Dict[str, Any]:
-    """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
-
-    Sources in the order in which they are believed: --metadata, the server, the deployment file.
-    """
+    """The setup: {fact: [[value, source], ...]}, most believed first; None: nobody stated it."""
     d = args.deployed
 
     def listed(names: Sequence[str], *groups: str) -> str:
@@ -6451,10 +6397,7 @@ def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
 
 
 def conclude(summary: Dict[str, Any], args: Any) -> None:
-    """Add operating_point and cost, as far as they are known, to the summary.
-
-    per_1m_output = gpu_per_hour * gpus / (output_tok_s * 3600) * 1e6, the whole bill on the output.
-    """
+    """Add operating_point and cost [USD], the whole bill on the output, as far as known."""
     where, note = operating_point(summary)
     summary["operating_point"] = {"run": where, "note": note}
     price = (args.gpu_price or dig(args.deployed, "price", "gpu_per_hour")
@@ -7600,10 +7543,7 @@ class Virtual:
 
 def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
                   r: Optional[Running] = None) -> Outcome:
-    """Send a plan to a simulated engine and gather its records; run_plan without a server.
-
-    profile: the engine's constants, or an engine whose prefix cache earlier runs have filled.
-    """
+    """run_plan on a simulated engine; one that is given may hold what earlier runs have cached."""
     engine = profile if isinstance(profile, Engine) else Engine(profile)
     limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
     unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
@@ -7692,10 +7632,7 @@ class RequestError(Exception):
 
 
 def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
-    """The prompt's tokens: given ids are themselves, text counts one for each word.
-
-    A chat costs CHAT_OVERHEAD_TOKENS more, whatever its messages; they stand first.
-    """
+    """The prompt's tokens: given ids are themselves, text counts one for each word."""
     if chat:
         messages = data.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -7730,11 +7667,7 @@ class Exchange:
     job: Job
 
     def __init__(self, server: MockServer, conn: Connection, head: Head, body: bytearray) -> None:
-        """What a request asks for; RequestError where that makes no sense.
-
-        The mock never meets an end of sequence before max_tokens, with ignore_eos or without; a
-        chat that sets no max_tokens stops by itself.
-        """
+        """What a request asks for; RequestError where that makes no sense."""
         try:
             data = json.loads(body)
             if not isinstance(data, dict):
@@ -8494,10 +8427,7 @@ def peer_start_ns(record: Record) -> int:
 
 
 def chunk_ns(record: Record) -> List[int]:
-    """The times that vllm bench serve counts: every chunk with choices, a role or an end too.
-
-    Chunks without output between two with some are not known here; servers send few.
-    """
+    """The times that vllm bench serve counts: chunks with output, a role before, an end after."""
     stamps = list(record.event_ns)
     if record.opened_ns is not None:
         stamps.insert(0, record.opened_ns)
@@ -8634,10 +8564,7 @@ def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, 
 
 
 def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
-    """(most chunks, most requests) in one second of the run, seconds counted from its first send.
-
-    Each on its own, as vLLM has them; a request counts in each second that it touches.
-    """
+    """(most chunks, most requests) in one second of the run, counted from its first send."""
     first_ns = min(map(peer_start_ns, ok), default=0)
     tokens, active = collections.Counter[int](), collections.Counter[int]()
     for r in ok:
@@ -8734,11 +8661,7 @@ ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", 
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
-    """The record that a line of requests.jsonl was written from, the run's start being 0 ns.
-
-    Event times are to a microsecond a gap. Raises LookupError, TypeError or ValueError on what no
-    such line holds.
-    """
+    """The record of a line of requests.jsonl, the run's start being 0 ns; MISSHAPEN of another."""
     planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
     record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
     for name in ROW_TIMES:
@@ -8795,8 +8718,7 @@ GRID_S, SETTLE_S, PREPARE_S = 10, 30.0, 1.0
 def next_start_ns(start_ns: int, plan: Plan, ended_ns: int) -> int:
     """When the shards of a sweep begin their next run [ns]: a time that all come to by themselves.
 
-    SETTLE_S after the plan's last arrival, so that shards whose answers end at different times
-    agree; later, by whole GRID_S from the start, where this shard took longer than that.
+    SETTLE_S after the last arrival; by whole GRID_S later where this shard took longer.
     """
     last_s = plan.window_s[1] if plan.load.num_requests is None else max(
         (p.due_s for p in plan.requests), default=0.0)
@@ -8818,10 +8740,7 @@ def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], numb
 
 
 def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
-    """({shard: its run}, how many there were); UserError unless they are of one plan, each once.
-
-    A path is the folder of a shard, or of the shard-* in it.
-    """
+    """({shard: its run}, how many there were) in these folders; UserError unless of one plan."""
     import glob
     parts: Dict[int, Saved] = {}
     folders, of = [], 0
@@ -8866,10 +8785,7 @@ def told_of(part: Optional[Saved], run: int) -> Optional[Mapping[str, Any]]:
 
 
 def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
-    """(one run's shards as one outcome, what is wrong with any of them).
-
-    The requests of a shard that is missing or died count as cancelled: misses, not forgotten.
-    """
+    """(one run's shards as one outcome, what is wrong with any); lost requests are cancelled."""
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
@@ -9277,10 +9193,7 @@ def ladder(levels: Iterable[Tuple[float, int, int]], attempt: Callable[[float, i
 
 
 def selftest_command(args: Any) -> int:
-    """--selftest: the client against the engine's own times, at rising load; 1 where none is right.
-
-    Streams: TEST_TOKENS tokens each, one every TEST_STEP_S. Requests: of two tokens.
-    """
+    """--selftest: the client against the engine's own times, at rising load; its exit code."""
     import tempfile
     import types
 
@@ -9448,10 +9361,7 @@ def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
 
 def reachable(host: str, port: int, limit_s: float
               ) -> Tuple[int, Optional[Tuple[Any, ...]], str]:
-    """(family, address, why not) of a host: resolved once, the first address that answers.
-
-    Where none answers, the first: the requests will say how it failed.
-    """
+    """(family, address, why not) of a host: the first of its addresses that answers, or of all."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
@@ -9491,10 +9401,7 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
 
 def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
           ) -> Tuple[str, bytes]:
-    """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
-
-    Raises OSError or WireError.
-    """
+    """(status, body) of a GET on the target, bounded in time and size. OSError or WireError."""
     end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
@@ -9781,10 +9688,7 @@ def point_of(outcome: Outcome, slo: Slo, verdict: str) -> PointResult:
 
 
 def drained(r: Running, seed: int, idle_s: Optional[float]) -> Optional[float]:
-    """Wait until the server answers a short request as an idle one does: in how long [s].
-
-    idle_s: what that took before the first point; None: find out. Gives up after DRAINED_S.
-    """
+    """Wait until a short request takes about idle_s again, None: only see; what it took [s]."""
     short = parse_lengths("16")
     end_s = time.perf_counter() + DRAINED_S
     while True:
