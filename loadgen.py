@@ -268,28 +268,19 @@ def natural(text: str) -> int:
     return 0 if text.strip() == "0" else whole(text)
 
 
-def seconds(text: str) -> float:
-    """A time limit [s]: more than zero, at most a month."""
-    value = positive(text)
-    if value > 30 * 24 * HOUR_S:
-        raise UserError(f"{text!r} seconds are more than a month")
-    return value
+def at_most(most: float, kind: Callable[[str], Any], why: str) -> Callable[[str], Any]:
+    """A kind of number with a largest value; what is wrong past it."""
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if value > most:
+            raise UserError(f"{text!r} {why}")
+        return value
+    return parse
 
 
-def workers(text: str) -> int:
-    """A number of processes."""
-    value = whole(text)
-    if value > 256:
-        raise UserError(f"{text!r} processes are more than 256")
-    return value
-
-
-def requests(text: str) -> int:
-    """A number of requests that one plan can hold."""
-    value = whole(text)
-    if value > 5_000_000:
-        raise UserError(f"{text!r} requests are more than 5 million in one run")
-    return value
+seconds = at_most(30 * 24 * HOUR_S, positive, "seconds are more than a month")
+workers = at_most(256, whole, "processes are more than 256")
+requests = at_most(5_000_000, whole, "requests are more than 5 million in one run")
 
 
 def token_lengths(text: str) -> Lengths:
@@ -410,11 +401,11 @@ def range_ratio(text: str) -> Tuple[float, float]:
 
 
 def goodput_limit(text: str) -> Tuple[str, float]:
-    """A limit as vllm bench serve writes it: ttft:500, tpot:40, e2el:2000 (ms)."""
+    """(our flag, seconds) of a limit as vllm bench serve writes it: ttft:500, e2el:2000 (ms)."""
     name, _, value = text.partition(":")
     if name not in ("ttft", "tpot", "e2el"):
         raise UserError(f"{text!r} must be ttft:MS, tpot:MS or e2el:MS")
-    return name, positive(value) * MS
+    return f"slo_{name[:4].rstrip('l')}_ms", positive(value) * MS
 
 
 def endpoint(text: str) -> str:
@@ -602,15 +593,13 @@ def parse_args(argv: Sequence[str]) -> Any:
             if flag.kind is None:
                 group.add_argument(*names, action="store_true", help=shown)
                 continue
-            options: Dict[str, Any] = {"type": named(names[0], flag.kind), "metavar": flag.metavar,
-                                       "help": shown, "default": flag.default}
+            options: Dict[str, Any] = {"default": flag.default, "nargs": flag.nargs}
             if flag.nargs == "append":
-                options.update(action="append", default=[], nargs="+" if pasted else 1)
-            elif flag.nargs:
-                options.update(nargs=flag.nargs, const=DEFAULT_PROFILE)
-                if flag.nargs != "?":
-                    del options["const"]
-            group.add_argument(*names, **options)
+                options = {"action": "append", "default": [], "nargs": "+" if pasted else 1}
+            elif flag.nargs == "?":
+                options["const"] = DEFAULT_PROFILE
+            group.add_argument(*names, type=named(names[0], flag.kind), metavar=flag.metavar,
+                               help=shown, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
     args.header, args.metadata = ([pair for pairs in given for pair in pairs]
                                   for given in (args.header, args.metadata))
@@ -630,7 +619,7 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
         if name not in NO_MEANING:
             kept.append(text)
             continue
-        print(f"loadgen: {name} has no meaning here and is left out", file=sys.stderr)
+        say(f"{name} has no meaning here and is left out")
         values = 0 if has_value else NO_MEANING[name]
         while words and values and (values == 1 or not words[0].startswith("-")):
             words.pop(0)
@@ -638,72 +627,79 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
     return kept
 
 
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(f"loadgen: {text}", file=sys.stderr)
+
+
+def refuse(*rules: Tuple[Any, str]) -> None:
+    """UserError with the text of the first rule whose condition holds."""
+    for wrong, why in rules:
+        if wrong:
+            raise UserError(why)
+
+
 def settle(args: Any, pasted: bool) -> None:
     """Fill in what follows from other flags; UserError where they contradict each other."""
-    args.deployed = None
-    if args.sweep and args.rate is not None:
-        raise UserError("--sweep and --rate say the same thing; give one")
-    if args.num_requests and args.duration:
-        raise UserError("--num-requests and --duration say the same thing; give one")
-    if args.ignore_eos and args.no_ignore_eos:
-        raise UserError("--ignore-eos and --no-ignore-eos contradict each other; give one")
-    if args.proxy not in (None, "env"):
-        raise UserError("--proxy takes only env: the proxy that the environment names")
-    dataset = {"timed_trace": "trace", "sharegpt": "prompts", "custom": "prompts"}.get(
-        args.dataset_name)
-    if dataset and args.dataset_path:
+    args.deployed, of = None, args.shard[1] if args.shard else 1
+    dataset = args.dataset_path and {"timed_trace": "trace", "sharegpt": "prompts",
+                                     "custom": "prompts"}.get(args.dataset_name)
+    refuse(
+        (args.sweep and args.rate is not None, "--sweep and --rate say the same thing; give one"),
+        (args.num_requests and args.duration,
+         "--num-requests and --duration say the same thing; give one"),
+        (args.ignore_eos and args.no_ignore_eos,
+         "--ignore-eos and --no-ignore-eos contradict each other; give one"),
+        (args.proxy not in (None, "env"),
+         "--proxy takes only env: the proxy that the environment names"),
+        (not dataset and args.dataset_name not in (None, "random"),
+         f"--dataset-name {args.dataset_name} is not known; prompts are random here, with lengths "
+         "by --input-len and --output-len; timed_trace, sharegpt and custom take a --dataset-path"),
+        (args.duration and args.rate == math.inf and args.concurrency is None,
+         "--duration with no rate would send without end; give --rate R or --concurrency N"),
+        (args.concurrency is not None and args.concurrency < args.workers * of,
+         f"--concurrency {args.concurrency} cannot be shared by " + (
+             f"--workers {args.workers}; fewer workers" if of == 1 else
+             f"{of} shards of --workers {args.workers}; fewer of them")))
+    if dataset:
         setattr(args, dataset, args.dataset_path)
-    elif args.dataset_name not in (None, "random"):
-        raise UserError(f"--dataset-name {args.dataset_name} is not known; prompts are random "
-                        "here, with lengths by --input-len and --output-len; timed_trace, sharegpt "
-                        "and custom take a --dataset-path")
-    if args.duration and args.rate == math.inf and args.concurrency is None:
-        raise UserError("--duration with no rate would send without end; give --rate R or "
-                        "--concurrency N")
-    of = args.shard[1] if args.shard else 1
-    if args.concurrency is not None and args.concurrency < args.workers * of:
-        raise UserError(f"--concurrency {args.concurrency} cannot be shared by --workers "
-                        f"{args.workers}; fewer workers" if of == 1 else
-                        f"--concurrency {args.concurrency} cannot be shared by {of} shards of "
-                        f"--workers {args.workers}; fewer of them")
     settle_tools(args, pasted)
     if args.metrics_url:
         parse_url(args.metrics_url, "chat")
-        if args.no_metrics:
-            raise UserError("--metrics-url and --no-metrics contradict each other; give one")
     args.find_goodput |= args.sweep == []
-    if args.ramp is not None and not args.duration and not args.find_goodput:
-        raise UserError("--ramp goes with --duration or --find-goodput")
-    own = args.mock is not None or args.simulate is not None
-    if args.simulate is not None:
-        for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
-                                 ("--serve", args.serve, "that runs in real time"),
-                                 ("--faults", args.faults, "faults need sockets; use --mock")):
-            if given:
-                raise UserError(f"--simulate and {flag} do not go together: {why}")
-    if args.faults and args.mock is None and not args.serve:
-        raise UserError("--faults needs the built-in engine: add --mock or --serve")
+    simulated = args.simulate is not None
+    own, name = simulated or args.mock is not None, "--simulate" if simulated else "--mock"
+    refuse(
+        (args.metrics_url and args.no_metrics,
+         "--metrics-url and --no-metrics contradict each other; give one"),
+        (args.ramp is not None and not args.duration and not args.find_goodput,
+         "--ramp goes with --duration or --find-goodput"),
+        *((simulated and given, f"--simulate and {flag} do not go together: {why}")
+          for flag, given, why in (("--mock", args.mock is not None, "that runs in real time"),
+                                   ("--serve", args.serve, "that runs in real time"),
+                                   ("--faults", args.faults, "faults need sockets; use --mock"))),
+        (args.faults and args.mock is None and not args.serve,
+         "--faults needs the built-in engine: add --mock or --serve"))
     parse_faults(args.faults or "")
-    if args.url and args.base_url:
-        raise UserError("the URL is given twice; drop --base-url")
+    refuse((args.url and args.base_url, "the URL is given twice; drop --base-url"))
     args.url = args.url or args.base_url
     if args.url is None and not own and (pasted or args.host or args.port):
         args.url = f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
-    if args.url and own:
-        name = "--mock" if args.simulate is None else "--simulate"
-        raise UserError(f"{name} brings its own engine; drop the URL, or {name}")
+    refuse((args.url and own, f"{name} brings its own engine; drop the URL, or {name}"))
     if args.serve or args.merge or args.diff or args.selftest:
         return
     args.deployed = deployed(args)
-    if args.report and args.gate:
-        raise UserError("--report prints a run again; --gate judges a run, or --merge")
     if args.report:
+        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"))
         return
-    if args.url is None and not own:
-        raise UserError("no target; give http://HOST:PORT, or --mock for the built-in engine")
-    for name, limit in args.goodput or ():
-        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
-                limit / MS)
+    refuse((args.url is None and not own,
+            "no target; give http://HOST:PORT, or --mock for the built-in engine"))
+    settle_load(args, pasted)
+
+
+def settle_load(args: Any, pasted: bool) -> None:
+    """Fill in the SLO, the load and the lengths, from --goodput, the deployment and files."""
+    take_goodput(args)
     for name in ("ttft", "tpot", "e2e"):
         limit = dig(args.deployed, "slo", f"{name}_s")
         if limit and getattr(args, f"slo_{name}_ms") is None:
@@ -714,45 +710,47 @@ def settle(args: Any, pasted: bool) -> None:
             if text and getattr(args, name) is None:
                 setattr(args, name, token_lengths(str(text)))
     settle_traffic(args)
-    if args.rate is None and not args.sweep and args.concurrency is None and not (
-            args.find_goodput):
-        if not pasted:
-            raise UserError("no load; give --rate, --sweep, --find-goodput, --concurrency, --trace "
-                            "or --mix")
+    if args.rate is None and not (args.sweep or args.find_goodput) and args.concurrency is None:
+        refuse((not pasted, "no load; give --rate, --sweep, --find-goodput, --concurrency, "
+                "--trace or --mix"))
         args.rate = math.inf
-    if args.gate and not slo_of(args).any:
-        raise UserError("--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms")
+    refuse((args.gate and not slo_of(args).any,
+            "--gate needs an SLO: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms"))
     settle_search(args)
     spread_in, spread_out = args.random_range_ratio or (0.0, 0.0)
     args.input_len = ranged(args.input_len or parse_lengths("200"), spread_in)
     args.output_len = ranged(args.output_len or parse_lengths("100"), spread_out)
-    if args.shared_prefix_len >= args.input_len.mean and args.shared_prefix_len:
-        raise UserError(f"--shared-prefix-len {args.shared_prefix_len} is as long as the prompt of "
-                        f"{args.input_len.mean:g} tokens; it is a part of it")
+    shared = args.shared_prefix_len
+    refuse((0 < args.input_len.mean <= shared, f"--shared-prefix-len {shared} is as long as the "
+            f"prompt of {args.input_len.mean:g} tokens; it is a part of it"))
+
+
+def take_goodput(args: Any) -> None:
+    """--goodput: the SLO's limits, as vllm bench serve writes them."""
+    for name, limit in args.goodput or ():
+        setattr(args, name, limit / MS)
 
 
 def settle_search(args: Any) -> None:
     """UserError where the flags of the search for the knee do not fit together."""
     if not args.find_goodput:
-        if args.max_requests:
-            raise UserError("--max-requests goes with --find-goodput or --sweep auto")
+        refuse((args.max_requests, "--max-requests goes with --find-goodput or --sweep auto"))
         return
-    name = "--find-goodput" if args.sweep is None else "--sweep auto"
-    if not any((args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms)):
-        raise UserError(f"{name} needs an SLO to look for the knee of: --slo-ttft-ms, "
-                        "--slo-tpot-ms or --slo-e2e-ms")
-    if args.slo_attainment > 0.9999:
-        raise UserError(f"{name} cannot show that no request in 10,000 misses; "
-                        "--slo-attainment 0.99 is usual")
-    for flag, given in (("--rate", args.rate), ("--sweep with rates", args.sweep),
-                        ("--num-requests", args.sweep is None and args.num_requests),
-                        ("--duration", args.sweep is None and args.duration)):
-        if given:
-            raise UserError(f"{name} chooses rates and lengths of runs itself; drop {flag}, or set "
-                            "--max-requests")
+    auto = args.sweep is not None
+    name = "--sweep auto" if auto else "--find-goodput"
     args.max_requests = args.max_requests or SEARCH_REQUESTS
-    if args.max_requests < 500:
-        raise UserError(f"--max-requests {args.max_requests} cannot find the knee; 500 at least")
+    refuse(
+        (not any(limits_of(args).values()), f"{name} needs an SLO to look for the knee of: "
+         "--slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms"),
+        (args.slo_attainment > 0.9999, f"{name} cannot show that no request in 10,000 misses; "
+         "--slo-attainment 0.99 is usual"),
+        *((given, f"{name} chooses rates and lengths of runs itself; drop {flag}, or set "
+           "--max-requests") for flag, given in (
+               ("--rate", args.rate), ("--sweep with rates", args.sweep),
+               ("--num-requests", not auto and args.num_requests),
+               ("--duration", not auto and args.duration))),
+        (args.max_requests < 500,
+         f"--max-requests {args.max_requests} cannot find the knee; 500 at least"))
 
 
 def ranged(lengths: Lengths, ratio: float) -> Lengths:
@@ -829,24 +827,15 @@ def stream(seed: Union[int, str], what: str) -> Any:
 
 def gaps(load: Load, seed: Union[int, str]) -> Iterator[float]:
     """Inter-arrival times [s] without end: gamma of shape `burstiness` and mean 1/rate."""
-    if load.rate_rps is None:
-        while True:
-            yield 0.0
-    mean_s = 1 / load.rate_rps
-    if math.isinf(load.burstiness):
-        while True:
-            yield mean_s
-    draw, shape = stream(seed, "arrivals").gammavariate, load.burstiness
-    while True:
-        yield draw(shape, mean_s / shape)
+    mean_s, shape = 1 / load.rate_rps if load.rate_rps else 0.0, load.burstiness
+    if not mean_s or math.isinf(shape):
+        return itertools.repeat(mean_s)
+    draw, scale_s = stream(seed, "arrivals").gammavariate, mean_s / shape
+    return (draw(shape, scale_s) for _ in itertools.repeat(0))
 
 
 def singles(load: Load, work: Work, seed: Union[int, str]) -> Iterator[Planned]:
-    """Requests by the distributions alone, without end, in the order in which they are due.
-
-    Times are absolute (sums of gaps), so lateness never adds up. The first arrives one gap after
-    the start, as in a Poisson process.
-    """
+    """Requests by the distributions alone, due at sums of gaps, the first after one; no end."""
     lengths, groups = stream(seed, "lengths"), stream(seed, "groups")
     due_s = 0.0
     for number, gap_s in enumerate(gaps(load, seed)):
@@ -1018,23 +1007,21 @@ def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int
     """
     notes: List[str] = []
     kind, unit_ns, block, rows = open_trace(path, notes)
-    end_ns = math.inf
+    rows = in_order(path, rows, unit_ns, notes)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} has no request")
+    base_ns = first.time + round(window_s[0] * SECOND_NS)
+    end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
     kept: List[TraceRow] = []
-    base_ns: Optional[int] = None
-    for row in in_order(path, rows, unit_ns, notes):
-        if base_ns is None:
-            base_ns = row.time + round(window_s[0] * SECOND_NS)
-            end_ns = base_ns + min((window_s[1] - window_s[0]) * SECOND_NS,
-                                   duration_s * speed * SECOND_NS)
+    for row in itertools.chain([first], rows):
         if row.time >= end_ns or len(kept) >= most:
             break
         if row.time >= base_ns:
             kept.append(row)
-    if not kept or base_ns is None:
-        raise UserError(f"{path} has no request" + ("" if base_ns is None else
-                                                    " in --trace-window and --duration"))
-    first_ns = base_ns
-    requests = tuple(Planned(n, (row.time - first_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
+    if not kept:
+        raise UserError(f"{path} has no request in --trace-window and --duration")
+    requests = tuple(Planned(n, (row.time - base_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
                              row.keys) for n, row in enumerate(kept))
     about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
              "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
@@ -1150,8 +1137,7 @@ def trace_time(value: Any, where: str) -> Tuple[int, bool]:
             return int(number), False
         year, month, day, hour, minute, second = (int(part) for part in date.groups()[:6])
         days = datetime.date(year, month, day).toordinal()
-        east = int(date[8] + "1") * 60 if date[8] else 0
-        east = int(date[8]) * 60 + (int(date[9]) if east >= 0 else -int(date[9])) if date[8] else 0
+        east = int(date[8]) * 60 + int(date[8][0] + date[9]) if date[8] else 0
         whole_s = ((days * 24 + hour) * 60 + minute - east) * 60 + second
         return whole_s * SECOND_NS + int((date[7] or "0").ljust(9, "0")), True
     except (ValueError, InvalidOperation):
@@ -1173,12 +1159,8 @@ def trace_length(value: Any, where: str) -> int:
 
 
 def guess_unit(times: Sequence[int], block: int) -> int:
-    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap.
-
-    Dates since 1970 give themselves away by their size. Else whole numbers 20 or more apart are
-    milliseconds (as are all of Mooncake's), and anything closer or with a fraction seconds.
-    """
-    first = times[0] // SECOND_NS
+    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap."""
+    first = times[0] // SECOND_NS  # dates since 1970 give themselves away by their size
     for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
         if first >= least:
             return unit_ns
@@ -1363,10 +1345,7 @@ def prompted(plain: Iterator[Planned], prompts: PromptFile, seed: int) -> Iterat
 
 
 def read_mix(path: str, fallback: Mapping[str, Optional[float]]) -> Tuple[TrafficClass, ...]:
-    """The classes of a JSON file: {"classes": [{"name", "rate", "input_len", ...}]}.
-
-    A class without an SLO of its own has the fallback's, limit by limit. Raises UserError.
-    """
+    """The classes of a JSON file; a limit that one does not give is the fallback's. UserError."""
     whole_file = read_json(path)
     rows: Any = whole_file.get("classes", whole_file)
     if isinstance(rows, dict):
@@ -1413,23 +1392,20 @@ def traffic_class(row: Mapping[str, Any], where: str, fallback: Mapping[str, Opt
 
 def mixed(load: Load, classes: Sequence[TrafficClass], seed: int) -> Iterator[Planned]:
     """The classes' own arrivals merged; without a rate, each next request's class by its share."""
-    streams, first_group = [], 0
+    streams, first_group = [], 0  # each class's prefix groups are apart from the others'
     for c in classes:
         own = load._replace(rate_rps=load.rate_rps and load.rate_rps * c.share,
                             burstiness=load.burstiness if c.burstiness is None else c.burstiness)
-        streams.append(classed(singles(own, c.work, f"{seed}/{c.name}"), c.name, first_group))
+        streams.append(zip(singles(own, c.work, f"{seed}/{c.name}"), itertools.repeat(c.name),
+                           itertools.repeat(first_group)))
         first_group += c.work.prefix_groups
     if load.rate_rps is None:
         choose, shares = stream(seed, "classes").choices, [c.share for c in classes]
         merged = (next(choose(streams, shares)[0]) for _ in itertools.repeat(0))
     else:
-        merged = heapq.merge(*streams, key=lambda planned: planned.due_s)
-    return (planned._replace(id=number) for number, planned in enumerate(merged))
-
-
-def classed(plain: Iterator[Planned], name: str, first_group: int) -> Iterator[Planned]:
-    """The requests of one class, its prefix groups apart from the others'."""
-    return (p._replace(cls=name, group=p.group + first_group) for p in plain)
+        merged = heapq.merge(*streams, key=lambda drawn: drawn[0].due_s)
+    return (planned._replace(id=number, cls=name, group=planned.group + first)
+            for number, (planned, name, first) in enumerate(merged))
 
 
 # -- sessions
@@ -1523,10 +1499,7 @@ def workload_row(name: str) -> Dict[str, Any]:
 
 
 def settle_traffic(args: Any) -> None:
-    """Read the files that the flags name, and settle the load and the lengths that follow.
-
-    Raises UserError where flags contradict each other.
-    """
+    """Read the files that the flags name, and settle the load and the lengths that follow."""
     args.trace_read = args.prompts_read = None
     args.classes = ()
     if args.workload:
@@ -1566,7 +1539,7 @@ def settle_trace(args: Any) -> None:
     rate = max(1, len(trace.requests) - 1) / (trace.requests[-1].due_s or 1.0)
     args.rate = float(f"{rate:.3g}")
     for note in trace.notes:
-        print(f"loadgen: {note}", file=sys.stderr)
+        say(note)
 
 
 def settle_prompts(args: Any) -> None:
@@ -1580,16 +1553,14 @@ def settle_prompts(args: Any) -> None:
                                        [item.n_out or 0 for item in found.items])
     wanted = args.num_requests or (0 if args.duration else 100)
     if wanted > items:
-        print(f"loadgen: {wanted} requests from {items} prompts: {wanted - items} repeats, "
-              + ("which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
-                 else "each round with a nonce of its own in front"), file=sys.stderr)
+        say(f"{wanted} requests from {items} prompts: {wanted - items} repeats, " + (
+            "which a prefix cache will serve (--no-unique-prompts)" if args.no_unique_prompts
+            else "each round with a nonce of its own in front"))
 
 
 def settle_mix(args: Any) -> None:
     """--mix: the classes, their total rate, and the mean lengths of all."""
-    classes = args.classes = read_mix(args.mix, {
-        f"{name}_s": value * MS if value else None for name, value in (
-            ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))})
+    classes = args.classes = read_mix(args.mix, limits_of(args))
     if args.rate is None and not args.sweep and args.concurrency is None:
         without = [c.name for c in classes if c.rate_rps is None]
         if without:
@@ -1617,13 +1588,17 @@ def work_of(args: Any) -> Work:
                 args.trace_read, args.prompts_read, args.classes, args.turns, think)
 
 
+def limits_of(args: Any) -> Dict[str, Optional[float]]:
+    """The limits of the SLO that the flags give [s], None where they give none."""
+    return {f"{name}_s": value * MS if value else None for name, value in (
+        ("ttft", args.slo_ttft_ms), ("tpot", args.slo_tpot_ms), ("e2e", args.slo_e2e_ms))}
+
+
 def slo_of(args: Any) -> Slo:
     """What a request must meet, as the flags and the classes say."""
-    ttft_s, tpot_s, e2e_s = (value * MS if value else None for value in (
-        args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    return Slo(ttft_s, tpot_s, e2e_s, args.slo_attainment, {c.name: Slo(
-        c.limits["ttft_s"], c.limits["tpot_s"], c.limits["e2e_s"], args.slo_attainment)
-        for c in args.classes})
+    share = args.slo_attainment
+    return Slo(**limits_of(args), attainment=share, classes={
+        c.name: Slo(**c.limits, attainment=share) for c in args.classes})
 
 
 def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
@@ -1710,10 +1685,7 @@ def calibrate(points: Sequence[Tuple[int, int]]) -> Optional[Calibration]:
 
 
 class Prompts:
-    """Makes prompts: shared prefix of the group, then a nonce, then filling, all from the seed.
-
-    The nonce is fresh for every run (`salt`), so that no prompt of an earlier run is in a cache.
-    """
+    """Makes prompts: shared prefix of the group, then a nonce, then filling, all from the seed."""
 
     def __init__(self, seed: int, salt: int, unique: bool, calibration: Calibration,
                  work: Optional[Work] = None) -> None:
@@ -1741,11 +1713,7 @@ class Prompts:
 
     def blocks(self, planned: Planned, total: int, size: float, symbols: Sequence[Any]
                ) -> List[Any]:
-        """So many symbols: a block of about `size` for each key, then filling of its own.
-
-        A block's content follows from its key and the run, so equal keys make equal prefixes, and
-        none that an earlier run has left in a cache.
-        """
+        """So many symbols: a block of about `size` for each key, by key and run; then filling."""
         seed = f"{self.seed}/{self.salt if self.unique else 0}"
         found: List[Any] = []
         for number, key in enumerate(planned.keys):
@@ -1772,16 +1740,12 @@ class Prompts:
         return " ".join(self.units(planned, shared, total, WORDS))
 
     def messages(self, planned: Planned, shared: int) -> List[Dict[str, Any]]:
-        """The new messages of a request; the customer's own with a nonce in front.
-
-        That nonce is one for each round through the file: what its prompts share stays shared,
-        and what comes again is not found in a cache.
-        """
+        """The new messages of a request; the customer's own with a nonce in front."""
         if planned.prompt < 0:
             return [{"role": "user", "content": self.text(planned, shared)}]
         messages = [dict(message) for message in self.items[planned.prompt].messages]
-        nonce = " ".join(self.nonce(planned.group, WORDS))
-        content = messages[0].get("content")
+        # one nonce a round through the file: what its prompts share stays shared
+        nonce, content = " ".join(self.nonce(planned.group, WORDS)), messages[0].get("content")
         if nonce:
             messages[0]["content"] = ([{"type": "text", "text": nonce}, *content]
                                       if isinstance(content, list) else f"{nonce}\n{content or ''}")
@@ -1822,10 +1786,7 @@ def _bracketed(host: str) -> str:
 
 
 def parse_url(text: str, endpoint: str) -> Tuple[str, str, int, str, str, bool]:
-    """(scheme, host, port, endpoint path, API path, is chat) of a URL with or without /v1.
-
-    A URL that ends in the endpoint itself decides between chat and completions.
-    """
+    """(scheme, host, port, endpoint path, API path, is chat) of a URL, which may end in any."""
     import urllib.parse
     if "//" not in text:
         text = f"http://{text}"
@@ -1971,15 +1932,6 @@ def header_list(headers: Mapping[str, str], name: str) -> List[str]:
     return [word for word in (w.strip().lower() for w in headers.get(name, "").split(",")) if word]
 
 
-def chunk_size(line: bytes) -> int:
-    """Bytes announced by a chunk-size line; its extensions are ignored."""
-    size = line.partition(b";")[0].strip()
-    try:
-        if size.isalnum() and len(size) <= 16:
-            return int(size, 16)
-    except ValueError:
-        pass
-    raise WireError(f"not a chunk size: {printable(size.decode('latin-1'), 40)!r}")
 
 
 class Body:
@@ -2002,24 +1954,17 @@ class Body:
         if codings and not (self.chunked or is_response):
             raise WireError(f"a request with transfer-encoding {printable(codings[-1], 40)}")
         if lengths and not codings and not bodiless:
-            self.until_close, self._left = False, self._length(lengths)
+            text = lengths.pop()
+            if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
+                raise WireError(f"not a content-length: {printable(text, 40)!r}")
+            self.until_close, self._left = False, int(text)
         self.complete = not (self.chunked or self.until_close or self._left)
-
-    @staticmethod
-    def _length(lengths: Set[str]) -> int:
-        text = lengths.pop()
-        if lengths or not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise WireError(f"not a content-length: {printable(text, 40)!r}")
-        return int(text)
 
     @property
     def idle(self) -> bool:
         """Whether the next byte starts a chunk."""
-        return (
-            self.chunked
-            and not (self._left or self._line or self.complete or self.fault)
-            and self._want is Body._size_line
-        )
+        return (self.chunked and self._want is Body._size_line
+                and not (self._left or self._line or self.complete or self.fault))
 
     def feed(self, data: bytes) -> List[bytes]:
         """Payload pieces in `data`; WireError at once, or on the next call if pieces came first."""
@@ -2063,7 +2008,14 @@ class Body:
         return pieces
 
     def _size_line(self, line: bytes) -> None:
-        self._left = chunk_size(line)
+        size = line.partition(b";")[0].strip()  # its extensions are ignored
+        try:
+            if not size.isalnum() or len(size) > 16:
+                raise ValueError
+            self._left = int(size, 16)
+        except ValueError:
+            raise WireError(f"not a chunk size: {printable(size.decode('latin-1'), 40)!r}"
+                            ) from None
         self._want = Body._chunk_end if self._left else Body._trailer
 
     def _chunk_end(self, line: bytes) -> None:
@@ -2083,9 +2035,8 @@ def encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-def request_bytes(
-    method: str, target: str, host: str, headers: Mapping[str, str], body: bytes
-) -> bytes:
+def request_bytes(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes
+                  ) -> bytes:
     """A whole request as one buffer, for one write. WireError for what would break the head."""
     fields = {"host": ("Host", host)}
     if body or method != "GET":
@@ -2246,14 +2197,18 @@ def chunk_output(choice: Mapping[str, Any]) -> int:
         return ANSWER if choice.get("text") else NOTHING
     content = delta.get("content")
     if content:
-        return parts_output(content) if type(content) is list else ANSWER
+        if type(content) is not list or any(part.get("text") for part in content):
+            return ANSWER
+        return REASONING if any(part.get("thinking") for part in content) else NOTHING
     if any(called(call) for call in delta.get("tool_calls") or ()):
         return ANSWER
     if delta.get("function_call") and called({"function": delta["function_call"]}):
         return ANSWER
     if delta.get("reasoning_content") or delta.get("reasoning"):
         return REASONING
-    shown = any(displayable(detail) for detail in delta.get("reasoning_details") or ())
+    shown = any((detail.get("text") or detail.get("summary"))  # encrypted ones do not show
+                for detail in delta.get("reasoning_details") or ()
+                if "encrypted" not in str(detail.get("type")))
     return REASONING if shown else NOTHING
 
 
@@ -2263,18 +2218,6 @@ def called(call: Mapping[str, Any]) -> bool:
     return bool(function.get("name") or function.get("arguments"))
 
 
-def displayable(detail: Mapping[str, Any]) -> bool:
-    """Whether a reasoning detail has text to show; encrypted ones do not."""
-    return "encrypted" not in str(detail.get("type")) and bool(
-        detail.get("text") or detail.get("summary")
-    )
-
-
-def parts_output(parts: List[Any]) -> int:
-    """The same as chunk_output for content that is a list of typed parts."""
-    if any(part.get("text") for part in parts):
-        return ANSWER
-    return REASONING if any(part.get("thinking") for part in parts) else NOTHING
 
 
 def token_count(value: Any) -> Optional[int]:
@@ -2320,13 +2263,8 @@ def redirect_host(location: str) -> str:
 
 
 FINISH_CLASS = {  # a finish_reason that is no success
-    "abort": "aborted",
-    "aborted": "aborted",
-    "cancelled": "aborted",
-    "canceled": "aborted",
-    "error": "stream_error",
-    "content_filter": "filtered",
-}
+    "abort": "aborted", "aborted": "aborted", "cancelled": "aborted", "canceled": "aborted",
+    "error": "stream_error", "content_filter": "filtered"}
 HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 WHOLE = (b"}\n\n\r\n", b"}\r\n\r\n\r\n")  # a chunk that ends with its event
 CODING_HEADERS = ("content-encoding", "transfer-encoding")
@@ -2454,14 +2392,10 @@ class Reply:
             data = data[at:] if at else data
             start = data.find(b"\n") + 1
             event = data[start + 6 : -2].rstrip(b"\r\n")
-            if (  # one chunk with one event, though unlike the one before
-                self.steady
-                and data.endswith(WHOLE)
-                and data[:start] == b"%x\r\n" % (len(data) - start - 2)
-                and data.startswith(b"data: {", start)
-                and event.find(b"\n") < 0
-                and event.find(b"\r") < 0
-            ):
+            if (self.steady and data.endswith(WHOLE)  # one chunk with one event, though unlike
+                    and data[:start] == b"%x\r\n" % (len(data) - start - 2)  # the one before
+                    and data.startswith(b"data: {", start)
+                    and event.find(b"\n") < 0 and event.find(b"\r") < 0):
                 self._message(event, at_ns)
             else:
                 self._feed(data, at_ns)
@@ -2470,10 +2404,7 @@ class Reply:
             self.coalesced += max(0, len(self.event_ns) - known - 1)
 
     def _twins(self, data: bytes, at_ns: int) -> int:
-        """Count the chunks at the front that differ from an earlier one in their text alone.
-
-        Such a chunk need not be decoded. Returns how many bytes they take.
-        """
+        """Count the chunks at the front that differ from an earlier one in their text alone."""
         before, after = self._twin
         at = events = 0
         while True:
@@ -2524,13 +2455,9 @@ class Reply:
                 self._end(at_ns)
         except WireError as error:
             self._fail("malformed", str(error), at_ns)
-        self.steady = (
-            self._sniffed
-            and not (self.complete or self._inflater or self._document is not None)
-            and self._body is not None
-            and self._body.idle
-            and self._sse.idle
-        )
+        self.steady = (self._sniffed and self._document is None and self._body is not None
+                       and not (self.complete or self._inflater)
+                       and self._body.idle and self._sse.idle)
 
     def _unframed(self, data: bytes) -> List[bytes]:
         """The body's pieces in one read."""
@@ -2590,15 +2517,12 @@ class Reply:
                 return
             data, self._sniffed = bytes(self._lead), True
             self._document = bytearray() if start.startswith(DOCUMENT_STARTS) else None
-        if self._document is not None:
-            self._keep(self._document, data, at_ns)
+        if self._document is None:
+            for event in self._sse.feed(data):
+                self._dispatch(event, at_ns)
             return
-        for event in self._sse.feed(data):
-            self._dispatch(event, at_ns)
-
-    def _keep(self, document: bytearray, data: bytes, at_ns: int) -> None:
-        room = (DOCUMENT_MAX if self._success else ERROR_BODY_MAX) - len(document)
-        document += data[:room]
+        room = (DOCUMENT_MAX if self._success else ERROR_BODY_MAX) - len(self._document)
+        self._document += data[:room]
         if len(data) > room:
             if self._success:
                 raise WireError(f"an answer of over {DOCUMENT_MAX} bytes that is not a stream")
@@ -2736,8 +2660,13 @@ class Reply:
             at = "inside the head" if self._head else "before any reply"
             failed = self._failed or ("truncated" if self._head else "empty")
             return failed, self.error or f"the connection closed {at}"
+        if 300 <= (self.status or 0) < 400:
+            to = redirect_host(self.headers.get("location", "")) or "nowhere"
+            return "redirect", f"{self.status} to {to}"
         if not self._success:
-            return self._status_outcome()
+            said = f"{self.status} {self.server_message or self.reason}".strip()[:MESSAGE_MAX]
+            wait = printable(self.headers.get("retry-after", ""), 60)  # seconds or a date
+            return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
         said = f": {self.server_message}" if self.server_message else ""
         kind = self.headers.get("content-type", "no content-type")
         other = bool(self._document) or (not self._sse.known and bool(self._sse.stray))
@@ -2753,13 +2682,6 @@ class Reply:
         )
         return next(((name, why) for holds, name, why in verdicts if holds), ("ok", ""))
 
-    def _status_outcome(self) -> Tuple[str, str]:
-        if 300 <= (self.status or 0) < 400:
-            to = self.headers.get("location", "")
-            return "redirect", f"{self.status} to {redirect_host(to) or 'nowhere'}"
-        said = f"{self.status} {self.server_message or self.reason}".strip()[:MESSAGE_MAX]
-        wait = printable(self.headers.get("retry-after", ""), 60)  # seconds or a date
-        return "http_status", said + (f" (Retry-After: {wait})" if wait else "")
 
 
 class TalkingReply(Reply):
@@ -2905,11 +2827,7 @@ class Record:
             "last_s": at(self.last_ns), "n_in": self.n_in, "n_in_planned": self.n_in_planned,
             "n_out": self.n_out, "n_out_estimated": self.n_out_estimated,
             "n_out_planned": self.n_out_planned, "events": self.events,
-            "ttft_s": span(self.since(self.first_ns, self.due_ns)),
-            "ttft_from_sent_s": span(self.since(self.first_ns, self.sent_ns)),
-            "ttfo_s": span(self.since(self.answer_ns, self.due_ns)), "tpot_s": span(self.tpot_s),
-            "e2e_s": span(self.since(self.last_ns, self.due_ns)),
-            "e2e_from_sent_s": span(self.since(self.last_ns, self.sent_ns)),
+            **{key: span(seconds_of(self)) for key, seconds_of in LATENCIES.items()},
             "itl_max_s": span(self.itl_max_s), "cached_tokens": self.cached_tokens,
             "status": self.status, "finish_reason": self.finish_reason,
             "measured": self.measured, "coalesced": self.coalesced,
@@ -2920,6 +2838,15 @@ class Record:
             "ready_s": at(self.ready_ns), "answer_s": at(self.answer_ns),
             "opened_s": at(self.opened_ns), "closed_s": at(self.closed_ns),
             "end_s": at(self.end_ns), "gaps_us": self.gaps_us}
+
+
+LATENCIES: Dict[str, Callable[[Record], Optional[float]]] = {  # of a request [s]; None: no success
+    "ttft_s": lambda r: r.since(r.first_ns, r.due_ns),
+    "ttft_from_sent_s": lambda r: r.since(r.first_ns, r.sent_ns),
+    "ttfo_s": lambda r: r.since(r.answer_ns, r.due_ns),
+    "tpot_s": lambda r: r.tpot_s,
+    "e2e_s": lambda r: r.since(r.last_ns, r.due_ns),
+    "e2e_from_sent_s": lambda r: r.since(r.last_ns, r.sent_ns)}
 
 
 class Clocks:
@@ -2987,13 +2914,6 @@ class Tls:
         self.want = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
         self.error = ssl.SSLError
 
-    def handshake(self) -> bool:
-        """Go on with the handshake; True when it is done. Raises ssl.SSLError."""
-        try:
-            self.object.do_handshake()
-        except self.want:
-            return False
-        return True
 
     def decrypt(self, data: bytes) -> bytes:
         """The plain bytes that these encrypted ones complete."""
@@ -3212,9 +3132,6 @@ class Source:
         self.more, self.left = iter(()), 0
         return found
 
-    def abandons(self, driver: Union[Driver, Virtual]) -> bool:
-        """Whether what is in flight is of no interest: window mode, all measured ones ended."""
-        return self.over and driver.stopped_ns is None
 
 
 class Driver:
@@ -3301,7 +3218,7 @@ class Driver:
     def shake(self, conn: Channel, now_ns: int) -> None:
         """Go on opening: the proxy's tunnel, then TLS; idle when nothing is left to do."""
         if self.wiring.proxy_connect and conn.tls is None:
-            if not self.flush(conn, now_ns) or not self.tunnelled(conn, now_ns):
+            if not self.flush(conn) or not self.tunnelled(conn, now_ns):
                 return
             if self.wiring.tls:
                 conn.tls = Tls(self.wiring.tls, self.host)
@@ -3353,7 +3270,10 @@ class Driver:
         tls = conn.tls
         assert tls is not None
         while True:
-            done = tls.handshake()
+            done = False
+            with contextlib.suppress(*tls.want):
+                tls.object.do_handshake()
+                done = True
             conn.out += tls.outgoing.read()
             if conn.out:
                 with contextlib.suppress(BlockingIOError):
@@ -3386,7 +3306,7 @@ class Driver:
         if self.wiring.address is None:
             self.finish(record, "dns", self.wiring.dns_error, now_ns)
             return
-        conn = self.fresh(now_ns)
+        conn = self.fresh()
         if conn is not None:
             self.send(conn, out, record, now_ns)
         else:
@@ -3396,11 +3316,8 @@ class Driver:
                 self.waiting.pop()
                 self.finish(record, *self.no_room, now_ns)
 
-    def fresh(self, now_ns: int) -> Optional[Channel]:
-        """An idle connection on which nothing waits to be read; the others are closed.
-
-        A server that has closed its end, or that answers before it is asked, shows here.
-        """
+    def fresh(self) -> Optional[Channel]:
+        """An idle connection on which nothing waits to be read, not even its end; others close."""
         while self.idle:
             conn = self.idle.pop()
             try:
@@ -3431,7 +3348,10 @@ class Driver:
         except BlockingIOError:
             written = 0
         except OSError as error:
-            self.broken(conn, error.strerror or str(error), now_ns)
+            if record.reused and not record.resent:
+                self.resend(conn, now_ns)
+            else:
+                self.end(conn, "truncated", error.strerror or str(error), now_ns)
             return
         if record.sent_ns is None:
             record.sent_ns = stamp_ns
@@ -3440,7 +3360,7 @@ class Driver:
             conn.out = data[written:]
             self.poller.watch(conn.fd, write=True)
 
-    def flush(self, conn: Channel, now_ns: int) -> bool:
+    def flush(self, conn: Channel) -> bool:
         """Write what is left to write; True when all of it is out."""
         if conn.out:
             try:
@@ -3488,13 +3408,6 @@ class Driver:
                 kind, text = "truncated", why
             self.end(conn, kind, text, now_ns)
 
-    def broken(self, conn: Channel, why: str, now_ns: int) -> None:
-        """A send failed on a connection that stood."""
-        record = conn.record
-        if record is not None and record.reused and not record.resent:
-            self.resend(conn, now_ns)
-        else:
-            self.end(conn, "truncated", why, now_ns)
 
     def resend(self, conn: Channel, now_ns: int) -> None:
         """Once more on a new connection: the server had closed this one before a byte came."""
@@ -3575,7 +3488,6 @@ class Driver:
         """End a request that is past one of its limits."""
         limits = self.wiring.timeouts
         age_s = (now_ns - (record.sent_ns or now_ns)) * NS
-        silent_s = (now_ns - output_ns(record, reply)) * NS
         if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
             reply.eof(now_ns)
             self.end(conn, *reply.outcome(), now_ns)
@@ -3586,7 +3498,7 @@ class Driver:
             self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
         elif not reply.event_ns and age_s > limits.first_output_s:
             self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
-        elif reply.event_ns and silent_s > limits.stall_s:
+        elif reply.event_ns and (now_ns - reply.event_ns[-1]) * NS > limits.stall_s:
             self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
@@ -3632,8 +3544,8 @@ class Driver:
                 if now_ns >= second_ns:
                     self.clocks.retake()
                     second_ns = now_ns + round(1 / NS)
-            if next_ns is None and (not self.in_flight or source.abandons(self)):
-                return
+            if next_ns is None and (not self.in_flight or (source.over and not self.stopped_ns)):
+                return  # in window mode, when all measured ones have ended
             rested_ns = clock()
             busy_s((rested_ns - woke_ns) * NS)
             wait_s = (min(sweep_ns, next_ns or sweep_ns) - rested_ns) * NS
@@ -3666,7 +3578,7 @@ class Driver:
                         self.advance(conn, now_ns)
                     continue
                 if mask & 4:
-                    self.flush(conn, now_ns)
+                    self.flush(conn)
                 if mask == 4:
                     continue
             try:  # into one buffer for all: a read of its own would hold 64 KiB until parsed
@@ -3691,8 +3603,11 @@ class Driver:
             reply.feed(data, at_ns)
             if not reply.steady and reply.complete:
                 self.end(conn, *reply.outcome(), now_ns)
-        if self.waiting and self.idle:
-            self.serve_waiting(time.perf_counter_ns())
+        while self.waiting:  # requests that wait for a connection, and connections come ready
+            fresh = self.fresh()
+            if fresh is None:
+                return
+            self.send(fresh, *self.waiting.popleft(), time.perf_counter_ns())
 
     def after(self, conn: Channel, data: bytes, now_ns: int) -> None:
         """Bytes, or the close, on a connection whose request is over."""
@@ -3711,13 +3626,6 @@ class Driver:
         if not conn.reply.lingering:
             self.settle(conn)
 
-    def serve_waiting(self, now_ns: int) -> None:
-        """Give connections that came ready to the requests that wait for one."""
-        while self.waiting:
-            conn = self.fresh(now_ns)
-            if conn is None:
-                return
-            self.send(conn, *self.waiting.popleft(), now_ns)
 
     def dispatch(self, source: Source, now_ns: int, stop: Callable[[], bool]) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
@@ -3758,12 +3666,6 @@ class Driver:
         while self.waiting:
             self.finish(self.waiting.popleft()[1], "cancelled", why, now_ns)
 
-    def shut(self) -> None:
-        """Close everything."""
-        for conn in list(self.conns.values()):
-            self.close(conn)
-        self.poller.close()
-        self.health.clock_jump_ns = self.clocks.jump_ns
 
 
 NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
@@ -3786,9 +3688,6 @@ def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, 
     return kind, why
 
 
-def output_ns(record: Record, reply: Reply) -> int:
-    """When a request last brought output, as far as parsed; else when it was sent [ns]."""
-    return int(reply.event_ns[-1]) if reply.event_ns else record.sent_ns or record.due_ns
 
 
 # ---- 7. Workers and runs -----------------------------------------------------------------------
@@ -3836,32 +3735,26 @@ class Journal:
             self.failed, self.fd = f"requests.jsonl is not complete: {error.strerror}", None
 
 
-class Interrupt:
-    """Ctrl-C: the first stops sending, the second gives up at once."""
+def interrupt() -> Callable[[], bool]:
+    """Take SIGINT and SIGTERM over: whether one came, to stop sending; a second ends at once."""
+    came: List[int] = []
 
-    def __init__(self) -> None:
-        """Take SIGINT and SIGTERM over."""
-        self.count = 0
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(sign, self.on)
-
-    def on(self, *_: Any) -> None:
-        """A signal came."""
-        self.count += 1
-        if self.count > 1:
+    def on(sign: int, _: Any) -> None:
+        if came:
             os._exit(130)
+        came.append(sign)
 
-    def __call__(self) -> bool:
-        """Whether one came."""
-        return self.count > 0
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, on)
+    return lambda: bool(came)
 
 
 class Progress:
     """One line on stderr, on a terminal only: rate, in flight, done, failed, time left."""
 
-    def __init__(self, label: str, seconds: Optional[float]) -> None:
+    def __init__(self, label: str, seconds: Optional[float], wanted: bool) -> None:
         """seconds of the run, where they are known."""
-        self.shown = bool(sys.stderr) and sys.stderr.isatty()
+        self.shown = wanted and bool(sys.stderr) and sys.stderr.isatty()
         self.label, self.seconds, self.next_s = label, seconds, 0.0
         self.start_s = time.perf_counter()
 
@@ -3871,13 +3764,10 @@ class Progress:
         if not self.shown or now_s < self.next_s:
             return
         self.next_s = now_s + 0.5
-        gone_s = now_s - self.start_s
-        left = ""
-        if self.seconds is not None:
-            left = f", {max(0.0, self.seconds - gone_s):.0f} s left"
-        text = (f"{self.label}: {driver.in_flight} in flight, {driver.done} done, "
-                f"{driver.failed} failed{left}")
-        sys.stderr.write(f"\r\x1b[K{text}")
+        left = "" if self.seconds is None else (
+            f", {max(0.0, self.seconds - now_s + self.start_s):.0f} s left")
+        sys.stderr.write(f"\r\x1b[K{self.label}: {driver.in_flight} in flight, {driver.done} done, "
+                         f"{driver.failed} failed{left}")
         sys.stderr.flush()
 
     def clear(self) -> None:
@@ -3944,14 +3834,10 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
 
 
 def real_time(wanted: bool) -> bool:
-    """Real-time priority on or off, so that a busy machine sends no request of a trace late.
-
-    Whether it was allowed (root, CAP_SYS_NICE or RLIMIT_RTPRIO); never where it would take the
-    only core.
-    """
+    """Real-time priority on or off, for a trace; whether that was allowed (root, CAP_SYS_NICE)."""
     try:
         if wanted and len(os.sched_getaffinity(0)) < 2:
-            return False
+            return False  # it would take the only core
         policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
         os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
     except (AttributeError, OSError):
@@ -3995,8 +3881,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
     seconds = plan.window_s[1] if load.num_requests is None else (
         plan.requests[-1].due_s if plan.requests and not load.closed else None)
     progress = Progress(("warm-up" if run < 0 else f"rate {load.label}")
-                        + (f" (worker 1 of {of})" if of > 1 else ""), seconds) if number == 0 \
-        else lambda driver: None
+                        + (f" (worker 1 of {of})" if of > 1 else ""), seconds, number == 0)
     source.start_ns = start()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     driver.health.real_time = bool(plan.work.trace) and real_time(True)
@@ -4008,21 +3893,20 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
             real_time(False)
         gc.enable()
         gc.unfreeze()
-        if isinstance(progress, Progress):
-            progress.clear()
+        progress.clear()
     health = driver.health
     health.turns_lost = source.lost
     health.cpu_s, health.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    driver.shut()
+    health.clock_jump_ns = driver.clocks.jump_ns
+    for conn in list(driver.conns.values()):
+        driver.close(conn)
+    driver.poller.close()
     health.peak_rss_bytes = peak_rss_bytes()
     return health, source.start_ns
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held, bytes (Linux: VmHWM of proc_pid_status(5)).
-
-    getrusage's ru_maxrss would do, but on Linux it starts at what the parent had at exec.
-    """
+    """The most memory this process has held [B]; Linux's ru_maxrss starts at the parent's."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1]) * KIB for line in status if line[:6] == "VmHWM:")
@@ -4047,9 +3931,6 @@ class Board:
         """A worker has prepared its share, or has died."""
         self.page[number] = 1
 
-    def all_ready(self) -> bool:
-        """Whether nobody is to be waited for."""
-        return all(self.page[:self.workers])
 
     def over(self, number: int, mine: bool) -> bool:
         """A worker's measured requests have ended, or not; whether everybody's have."""
@@ -4105,7 +3986,7 @@ def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Runn
     parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
     told = False
     while pipes:
-        if not board.start_ns and board.all_ready():
+        if not board.start_ns and all(board.page[:r.workers]):
             board.start(max(r.start_ns, time.perf_counter_ns() + round(READY_S / NS)))
         if r.stop() and not told:
             told = True
@@ -4161,11 +4042,10 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
 
 
 def warm_up(number: int, work: Work, seed: int, r: Running) -> Tuple[Outcome, Calibration, float]:
-    """Requests that are never counted: they warm the server, and calibrate prompts and E2E.
+    """Requests that are never counted: (outcome, calibration, E2E [s] expected on average).
 
     The first two are short, of two lengths: the line through them makes the others about as long
-    as the run's prompts, and all of them together give the calibration. Returns the outcome, the
-    calibration, and the E2E [s] expected of a request of average length.
+    as the run's prompts, and all of them together give the calibration.
     """
     quiet = r._replace(journal=Journal(None), workers=1, shard=(0, 1))
     made = max(2, min(32, round(work.n_out.mean)))
@@ -4344,15 +4224,12 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
         if "answered" not in row["why"] and "engine" not in row["why"]:
             break  # no use asking again
     if args.metrics_url:
-        print(f"loadgen: --metrics-url: {why}", file=sys.stderr)
+        say(f"--metrics-url: {why}")
     return None, {"url": places[0].url, "engine": None, "why": why}
 
 
 def scrape(sock: socket.socket, read: Callable[[], Dict[str, Any]]) -> None:
-    """A fork's life: a reading a second from the first asking on, and one whenever asked.
-
-    Asked, it hands over all that it has as a line of JSON. It ends when the other side closes.
-    """
+    """A fork's life: a reading a second, and, asked, one more and all of them as a line of JSON."""
     rows: List[Dict[str, Any]] = []
     every_s, next_s = SCRAPE_S, math.inf
     while True:
@@ -4412,10 +4289,7 @@ class Scraper:
 
 
 def bucket_quantile(buckets: Sequence[Tuple[float, float]], share: float) -> Optional[float]:
-    """A quantile of a histogram [(bound, count up to it)], linear inside its bucket.
-
-    As Prometheus' histogram_quantile, but None where it lies past the last finite bound.
-    """
+    """A quantile of [(bound, count up to it)] as Prometheus has it; None past the last bound."""
     rank = share * buckets[-1][1] if buckets else 0.0
     below, start = 0.0, 0.0
     for bound, upto in buckets:
@@ -4451,8 +4325,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
     def gauge(name: str) -> Dict[str, Optional[float]]:
         most = 1.0 if name in ("kv_usage", "spec_rate") else ABSURD
         values = [row[name] for row in inside if 0 <= row.get(name, -1) <= most]
-        return {"mean": sum(values) / len(values) if values else None,
-                "max": max(values, default=None)}
+        return {"mean": mean_of(values), "max": max(values, default=None)}
 
     def counted(name: str) -> Optional[float]:
         if name not in first or name not in last or last[name] < first[name]:
@@ -4465,7 +4338,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
     took = [(r.first_ns - r.sent_ns) * NS for r in outcome.records
             if r.first_ns is not None and r.sent_ns is not None
             and first["t_ns"] < r.first_ns <= last["t_ns"]]
-    ttft, ours_s = histogram_delta(first, last), sum(took) / len(took) if took else None
+    ttft, ours_s = histogram_delta(first, last), mean_of(took)
     equal = ttft["n"] is not None and abs(ttft["n"] - len(took)) <= max(1, 0.02 * len(took))
     step = -(-len(inside) // SERIES_MAX) or 1
     return {
@@ -4565,6 +4438,11 @@ CURVE = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.
 CACHED_SPARE = 32  # tokens that a chat template may share between prompts that are unique
 
 
+def mean_of(values: Sequence[float]) -> Optional[float]:
+    """The mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
 def percentile(ordered: Sequence[float], share: float) -> Optional[float]:
     """Linear interpolation between order statistics, numpy's default; None of nothing.
 
@@ -4636,10 +4514,9 @@ def interval(ordered: Sequence[float], share: float, factor: float
              ) -> Tuple[Optional[float], Optional[float]]:
     """95% interval of a percentile; None on a side that the sample cannot bound."""
     n = len(ordered)
-    low, high = binomial_ranks(int(n / factor), share)
-    places = [None if rank is None else min(n - 1, max(0, round(rank * factor) - 1))
-              for rank in (low, high)]
-    below, above = (None if place is None else ordered[place] for place in places)
+    below, above = (
+        None if rank is None else ordered[min(n - 1, max(0, round(rank * factor) - 1))]
+        for rank in binomial_ranks(int(n / factor), share))
     return below, above
 
 
@@ -4656,13 +4533,12 @@ def spread_of(values: Sequence[float], factor: Optional[float] = None) -> Dict[s
     ordered = sorted(values)
     factor = autocorrelation_factor(values) if factor is None else factor
     finite = [v for v in values if not math.isinf(v)]
-    p99_low, p99_high = interval(ordered, 0.99, factor)
-    p50_low, p50_high = interval(ordered, 0.50, factor)
-    return {"n": len(values), "mean": math.fsum(finite) / len(finite) if finite else None,
-            "p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9),
-            "p99": percentile(ordered, 0.99), "max": ordered[-1], "p99_low": p99_low,
-            "p99_high": p99_high, "p50_low": p50_low, "p50_high": p50_high,
-            "n_effective": len(values) / factor}
+    found = {"n": len(values), "mean": math.fsum(finite) / len(finite) if finite else None,
+             "p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9),
+             "p99": percentile(ordered, 0.99), "max": ordered[-1]}
+    for name, share in (("p99", 0.99), ("p50", 0.5)):
+        found[f"{name}_low"], found[f"{name}_high"] = interval(ordered, share, factor)
+    return {**found, "n_effective": len(values) / factor}
 
 
 def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
@@ -4726,20 +4602,18 @@ class Slo(NamedTuple):
             slo.any for slo in self.classes.values())
 
     def met(self, record: Record) -> bool:
-        """Whether a request succeeded and met every one; without visible output it did not.
-
-        An answer of one token has no TPOT and is not judged by it.
-        """
+        """Whether a request succeeded, with visible output, and met every one."""
         if record.mix_class in self.classes:
             return self.classes[record.mix_class].met(record)
-        ttft = record.since(record.first_ns, record.due_ns)
-        if ttft is None:
-            return False
-        e2e = record.since(record.last_ns, record.due_ns) or 0.0
-        tpot = record.tpot_s
-        return ((self.ttft_s is None or ttft <= self.ttft_s)
-                and (self.tpot_s is None or tpot is None or tpot <= self.tpot_s)
-                and (self.e2e_s is None or e2e <= self.e2e_s))
+        ttft_s = record.since(record.first_ns, record.due_ns)
+        return ttft_s is not None and self.within(ttft_s, record.tpot_s,
+                                                  record.since(record.last_ns, record.due_ns))
+
+    def within(self, ttft_s: float, tpot_s: Optional[float], e2e_s: Optional[float]) -> bool:
+        """Whether latencies [s] meet every limit; what is None is not judged."""
+        return ((self.ttft_s is None or ttft_s <= self.ttft_s)
+                and (self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s)
+                and (self.e2e_s is None or e2e_s is None or e2e_s <= self.e2e_s))
 
 
 def slo_statement(slo: Slo) -> Dict[str, Any]:
@@ -4808,71 +4682,61 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     good = [r for r in records if r.ok]
     span = measured_span(plan, records, start_ns, any(h.interrupted for h in outcome.health))
     span_s = (span[1] - span[0]) * NS
-    met = sum(slo.met(r) for r in records)
-    failures: Dict[str, int] = {}
-    for r in records:
-        if not r.ok:
-            failures[r.cls] = failures.get(r.cls, 0) + 1
+    failures = collections.Counter(r.cls for r in records if not r.ok)
     lost = sum(h.turns_lost for h in outcome.health)  # turns that failed ones before them cost
     if lost:
-        failures["unsent"] = failures.get("unsent", 0) + lost
+        failures["unsent"] += lost
     offered = len(records) + lost
     rate = offered_rate(plan, records, span_s)
-    attainment = met / offered if offered else None
-    met_series = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
-    worth = offered / autocorrelation_factor(met_series) if offered else 0.0
     summary: Dict[str, Any] = {
         "offered": offered, "sent": sum(r.sent_ns is not None for r in records),
-        "completed": len(good), "failures": failures, "rate_rps": plan.load.rate_rps,
+        "completed": len(good), "failures": dict(failures), "rate_rps": plan.load.rate_rps,
         "label": plan.load.label, "concurrency": plan.load.concurrency, "offered_rate_rps": rate,
         "achieved_rps": len(good) / span_s if span_s else None, "span_s": span_s,
-        "simulated": outcome.simulated,
-        "attainment": attainment if slo.any else None,
-        "attainment_interval": share_interval(met, worth, offered) if slo.any and offered else None,
-        "goodput_rps": rate * attainment if slo.any and rate is not None
-        and attainment is not None else None,
-    }
-    summary.update(tokens(everything, records, span, span_s))
-    summary.update(latencies(records, good))
-    summary.update(little(everything, records, span, rate))
-    summary["in_flight_series"] = in_flight_series(everything, start_ns)
-    summary.update(input_error(good, token_ids, outcome.calibration))
+        "simulated": outcome.simulated, **judgement(records, lost, slo, rate),
+        **tokens(everything, records, span, span_s), **latencies(records, good),
+        **little(everything, records, span),
+        "in_flight_series": in_flight_series(everything, start_ns),
+        **input_error(good, token_ids, outcome.calibration)}
     summary["classes"] = {c.name: part_of(
         [r for r in records if r.mix_class == c.name], slo.classes.get(c.name, slo), span_s, rate,
         offered) for c in plan.work.classes} or None
     summary["turns"] = {"lost": lost, **{name: part_of(
         [r for r in records if (r.turn > 0) == later], slo, span_s, rate, offered)
         for name, later in (("first", False), ("later", True))}} if plan.work.turns else None
-    summary["client"] = client_summary(outcome, records)
-    summary["errors"] = error_examples(records)
+    summary["client"] = client_summary(outcome)
+    worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
+    summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
     summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
-    summary["warnings"] = [
-        *warnings_of(summary, good, plan, unique), *outcome.warnings]
+    summary["warnings"] = [*warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
+
+
+def judgement(records: Sequence[Record], lost: int, slo: Slo, rate: Optional[float]
+              ) -> Dict[str, Any]:
+    """attainment of the SLO, its 95% interval, goodput [1/s]; lost requests count as misses."""
+    met = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
+    if not (slo.any and met):
+        return dict.fromkeys(("attainment", "attainment_interval", "goodput_rps"))
+    attainment, worth = sum(met) / len(met), len(met) / autocorrelation_factor(met)
+    return {"attainment": attainment,
+            "attainment_interval": share_interval(int(sum(met)), worth, len(met)),
+            "goodput_rps": None if rate is None else rate * attainment}
 
 
 def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[float],
             offered: int) -> Dict[str, Any]:
     """What a part of a run's requests saw (a class, first or later turns), as the run itself."""
     good = [r for r in records if r.ok]
-    met = [1.0 if slo.met(r) else 0.0 for r in records]
-    judged = slo.any and bool(records)
-    attainment = sum(met) / len(met) if judged else None
     own_rate = rate * len(records) / offered if rate is not None and offered else None
-    worth = len(met) / autocorrelation_factor(met) if judged else 0.0
     seen = latencies(records, good)
-    read = [r.n_in for r in good if r.n_in is not None]
-    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
     return {"offered": len(records), "completed": len(good), "failed": len(records) - len(good),
-            "offered_rate_rps": own_rate, "attainment": attainment,
-            "attainment_interval": share_interval(int(sum(met)), worth, len(met)) if judged
-            else None,
-            "goodput_rps": own_rate * attainment if own_rate is not None
-            and attainment is not None else None,
+            "offered_rate_rps": own_rate, **judgement(records, 0, slo, own_rate),
             "output_tok_s": sum(r.n_out or 0 for r in good) / span_s if span_s else None,
-            "input_tokens_mean": sum(read) / len(read) if read else None,
-            "cached_tokens_mean": sum(cached) / len(cached) if cached else None,
+            "input_tokens_mean": mean_of([r.n_in for r in good if r.n_in is not None]),
+            "cached_tokens_mean": mean_of([r.cached_tokens for r in good
+                                           if r.cached_tokens is not None]),
             **{key: seen[key] for key in ("ttft_s", "ttft_from_sent_s", "tpot_s", "itl_s",
                                           "e2e_s")},
             "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}}
@@ -4910,37 +4774,28 @@ def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
 
     made = sum(received(r) for r in everything)
     read = sum(r.n_in or 0 for r in records if r.ok)
-    outs = [r.n_out for r in records if r.ok and r.n_out is not None]
     return {"output_tok_s": made / span_s if span_s else None,
             "total_tok_s": (made + read) / span_s if span_s else None,
-            "output_tokens_mean": sum(outs) / len(outs) if outs else None,
+            "output_tokens_mean": mean_of([r.n_out for r in records
+                                           if r.ok and r.n_out is not None]),
             "n_out_estimated": sum(r.n_out_estimated for r in records)}
+
+
+def offered_s(records: Iterable[Record], key: str) -> Iterator[Optional[float]]:
+    """A latency of each request: a failure is infinitely late; None where there is none to tell."""
+    for r in records:
+        seconds = LATENCIES[key](r)
+        yield math.inf if seconds is None and (not r.ok or r.first_ns is None) else seconds
 
 
 def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, Any]:
     """Every latency over offered requests (failures infinitely late) and over successes."""
-    def over(value: Callable[[Record], Optional[float]]) -> Tuple[List[float], List[float]]:
-        offered, ok = [], []
-        for r in records:
-            v = value(r)
-            if v is not None:
-                ok.append(v)
-                offered.append(v)
-            elif not r.ok or r.first_ns is None:
-                offered.append(math.inf)
-        return offered, ok
-
     found: Dict[str, Any] = {}
     spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
-    for key, value in (
-            ("ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
-            ("ttft_from_sent_s", lambda r: r.since(r.first_ns, r.sent_ns)),
-            ("ttfo_s", lambda r: r.since(r.answer_ns, r.due_ns)),
-            ("tpot_s", lambda r: r.tpot_s),
-            ("e2e_s", lambda r: r.since(r.last_ns, r.due_ns)),
-            ("e2e_from_sent_s", lambda r: r.since(r.last_ns, r.sent_ns))):
-        offered, ok = over(value)
-        found[key] = {**spread(tuple(offered)), "successes": spread(tuple(ok))}
+    for key in LATENCIES:
+        offered = [v for v in offered_s(records, key) if v is not None]
+        found[key] = {**spread(tuple(offered)),
+                      "successes": spread(tuple(v for v in offered if v < math.inf))}
         if key in ("ttft_s", "tpot_s", "e2e_s"):
             offered.sort()
             found[key]["curve"] = [percentile(offered, share) for share in CURVE]
@@ -4954,8 +4809,8 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
     return found
 
 
-def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int],
-           rate: Optional[float]) -> Dict[str, Any]:
+def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int]
+           ) -> Dict[str, Any]:
     """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
     mean = in_flight_mean(everything, span)
     ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
@@ -4964,10 +4819,7 @@ def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
     product = arrivals * math.fsum(ends) / len(ends) if arrivals and ends else None
     edges = sorted([(r.due_ns, 1) for r in everything]
                    + [(r.end_ns, -1) for r in everything if r.end_ns is not None])
-    level = most = 0
-    for _, step in edges:
-        level += step
-        most = max(most, level)
+    most = max(itertools.accumulate((step for _, step in edges), initial=0))
     return {"in_flight_mean": mean, "in_flight_max": most, "little_rps_x_s": product}
 
 
@@ -4976,31 +4828,29 @@ def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibratio
     """The input length that the server counted against the planned one."""
     pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in and r.n_in_planned]
     counted = [r.n_in for r in good if r.n_in]
-    error = max((abs(got - planned) / planned for planned, got in pairs), default=None)
-    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
-    planned = pairs and len(pairs) == len(counted)  # else there is nothing to compare with
-    return {"input_tokens_planned_mean": sum(p for p, _ in pairs) / len(pairs) if planned else None,
-            "input_tokens_mean": sum(counted) / len(counted) if counted else None,
-            "input_error_max": error,
+    planned = [p for p, _ in pairs] if len(pairs) == len(counted) else []  # else not comparable
+    return {"input_tokens_planned_mean": mean_of(planned), "input_tokens_mean": mean_of(counted),
+            "input_error_max": max((abs(got - p) / p for p, got in pairs), default=None),
             "input_source": "token ids" if token_ids else calibration.source,
-            "cached_tokens_mean": sum(cached) / len(cached) if cached else None}
+            "cached_tokens_mean": mean_of([r.cached_tokens for r in good
+                                           if r.cached_tokens is not None])}
 
 
-def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any]:
+def client_summary(outcome: Outcome) -> Dict[str, Any]:
     """How the client did: CPU, send lag, loop turns, bundled reads."""
+    def levels(values: Iterable[float]) -> Dict[str, Optional[float]]:
+        ordered = sorted(values)
+        return {"p50": percentile(ordered, 0.5), "p99": percentile(ordered, 0.99),
+                "max": ordered[-1] if ordered else None}
+
     health = outcome.health
-    lag = sorted(x for h in health for x in h.lag_s)
-    busy = sorted(x for h in health for x in h.busy_s)
-    events = sum(h.events for h in health)
-    cpu_s = sum(h.cpu_s for h in health)
+    events, cpu_s = sum(h.events for h in health), sum(h.cpu_s for h in health)
     found: Dict[str, Any] = {
         "cpu_s": cpu_s, "events": events,
         "cpu_s_per_million_events": cpu_s / events * MEGA if events else None,
         "cpu_share": max((h.cpu_s / h.wall_s for h in health if h.wall_s), default=None),
-        "send_lag_s": {"p50": percentile(lag, 0.5), "p99": percentile(lag, 0.99),
-                       "max": lag[-1] if lag else None},
-        "loop_busy_s": {"p50": percentile(busy, 0.5), "p99": percentile(busy, 0.99),
-                        "max": busy[-1] if busy else None},
+        "send_lag_s": levels(x for h in health for x in h.lag_s),
+        "loop_busy_s": levels(x for h in health for x in h.busy_s),
         "coalesced_share": sum(h.coalesced for h in health) / events if events else None,
         "connections_opened": sum(h.opened for h in health),
         "reused": sum(h.reused for h in health), "resent": sum(h.resent for h in health),
@@ -5015,14 +4865,6 @@ def client_summary(outcome: Outcome, records: Sequence[Record]) -> Dict[str, Any
     return found
 
 
-def error_examples(records: Sequence[Record]) -> List[Dict[str, Any]]:
-    """Each kind of failure with its number and one of its messages."""
-    found: Dict[Tuple[str, str], int] = {}
-    for r in records:
-        if not r.ok:
-            found[r.cls, r.error] = found.get((r.cls, r.error), 0) + 1
-    worst = sorted(found.items(), key=lambda item: -item[1])[:10]
-    return [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
 
 
 def trend(values: Sequence[float]) -> Tuple[bool, float, float]:
@@ -5064,7 +4906,7 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
         work, from_ns = outcome.plan.work, 0
         if work.turns and summary["e2e_s"]["mean"]:
             from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
-        ttft = [r.since(r.first_ns, r.due_ns) for r in records
+        ttft = [LATENCIES["ttft_s"](r) for r in records
                 if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
         for what, values, least, unit in (
                 ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
@@ -5902,12 +5744,6 @@ class Case(NamedTuple):
         return value.get(part) if isinstance(value, Mapping) else value
 
 
-def token_gap(run: Mapping[str, Any]) -> Optional[float]:
-    """The usual time of a token [s]: the median gap, or TPOT where events are not tokens."""
-    gap: Optional[float] = run["tpot_s"]["successes"]["p50"]
-    if not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0) <= COALESCED_SHARE:
-        gap = run["itl_s"]["p50"] or gap
-    return gap
 
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
@@ -6006,7 +5842,9 @@ def growth(c: Case) -> Tuple[str, bool]:
     """
     least, limit = c.runs[0], c.slo["tpot_s"]
     upto = [run for run in c.runs if run["in_flight_mean"] <= c.run["in_flight_mean"]]
-    gaps = [token_gap(run) or math.inf for run in upto]
+    gaps = [(not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0)
+             <= COALESCED_SHARE and run["itl_s"]["p50"])  # else events are not tokens
+            or run["tpot_s"]["successes"]["p50"] or math.inf for run in upto]
     ratio = gaps[-1] / gaps[0]
     first, last = (run["tpot_s"]["successes"] for run in (least, c.run))
     broken = limit is not None and (last["p99"] or 0) > limit >= (first["p99"] or math.inf)
@@ -6135,10 +5973,7 @@ FINDINGS = (
 
 
 def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Each symptom that shows: figures of the first run that shows it, the others named.
-
-    A run that its client spoilt says nothing of the server.
-    """
+    """Each symptom that shows: figures of the first run that shows it, the others named."""
     runs = summary["runs"]
     sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
                     and run["completed"] and run["in_flight_mean"]),
@@ -6152,10 +5987,9 @@ def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
                 shown += [(number, text)] if text else []
         if shown:
             also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
-            found.append({
-                "name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
-                "evidence": shown[0][1] + (f"; also at {also}" if also else ""),
-                "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang, "term": rule.term})
+            found.append({"name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
+                          **rule._asdict(),
+                          "evidence": shown[0][1] + (f"; also at {also}" if also else "")})
     return found
 
 
@@ -6175,8 +6009,8 @@ def no_low_load(summary: Mapping[str, Any]) -> str:
     if not missed or any(run["in_flight_mean"] <= LOW_IN_FLIGHT for run in runs):
         return ""
     least = min(runs, key=lambda run: run["in_flight_mean"])
-    alone_s = sum(least[key]["successes"]["p50"] or 0 for key in ("ttft_s",)) + (
-        least["tpot_s"]["successes"]["p50"] or 0) * (least["output_tokens_mean"] or 0)
+    ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
+    alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
     return figure(1 / alone_s, 2) if alone_s else ""
 
 
@@ -6225,10 +6059,12 @@ def finding_lines(summary: Mapping[str, Any]) -> List[str]:
 
 
 class Column(NamedTuple):
-    """One column of the table: its head, and its cell from a run's summary."""
+    """One column: its head, its cell from a run's summary; its head and figure on the page."""
 
     head: str
     cell: Callable[[Mapping[str, Any]], str]
+    title: str = ""
+    path: Tuple[str, ...] = ()
 
 
 def optional(value: Optional[float], form: str) -> str:
@@ -6243,20 +6079,24 @@ def tail_ms(spread: Mapping[str, Any], key: str = "p99") -> str:
 
 
 TABLE = (  # the usual columns first and in this order, then ours
-    Column("rate", lambda s: s["label"]),
-    Column("out tok/s", lambda s: optional(s["output_tok_s"], "{:.0f}")),
+    Column("rate", lambda s: s["label"], "rate", ("label",)),
+    Column("out tok/s", lambda s: optional(s["output_tok_s"], "{:.0f}"), "output tok/s",
+           ("output_tok_s",)),
     Column("goodput", lambda s: optional(s["goodput_rps"], "{:.2f}")
-           + ("*" if s["goodput_rps"] is not None and s["verdict"] == "UNSTABLE" else "")),
-    Column("ttft p50", lambda s: tail_ms(s["ttft_s"], "p50")),
-    Column("ttft p99", lambda s: tail_ms(s["ttft_s"])),
-    Column("tpot p50", lambda s: tail_ms(s["tpot_s"], "p50")),
-    Column("tpot p99", lambda s: tail_ms(s["tpot_s"])),
+           + ("*" if s["goodput_rps"] is not None and s["verdict"] == "UNSTABLE" else ""),
+           "goodput /s", ("goodput_rps",)),
+    Column("ttft p50", lambda s: tail_ms(s["ttft_s"], "p50"), "TTFT p50", ("ttft_s", "p50")),
+    Column("ttft p99", lambda s: tail_ms(s["ttft_s"]), "TTFT p99", ("ttft_s", "p99")),
+    Column("tpot p50", lambda s: tail_ms(s["tpot_s"], "p50"), "TPOT p50", ("tpot_s", "p50")),
+    Column("tpot p99", lambda s: tail_ms(s["tpot_s"]), "TPOT p99", ("tpot_s", "p99")),
     Column("|", lambda s: "|"),
-    Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}")),
-    Column("attain", lambda s: optional(s["attainment"], "{:.0%}")),
-    Column("fail", lambda s: str(sum(s["failures"].values()))),
-    Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}")),
-    Column("verdict", lambda s: verdict_text(s)),
+    Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}"), "offered /s",
+           ("offered_rate_rps",)),
+    Column("attain", lambda s: optional(s["attainment"], "{:.0%}"), "attained", ("attainment",)),
+    Column("fail", lambda s: str(sum(s["failures"].values())), "failed", ("failures",)),
+    Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}"), "in flight",
+           ("in_flight_mean",)),
+    Column("verdict", lambda s: verdict_text(s), "verdict", ("verdict",)),
 )
 
 
@@ -6269,9 +6109,13 @@ def verdict_text(run: Mapping[str, Any]) -> str:
 
 def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
     """The table, a line a run."""
-    cells = [[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(map(str.rjust, line, widths)).rstrip() for line in cells]
+    return columns([[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Rows of text as lines, each column as wide as it must be, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
 
 def render(summary: Mapping[str, Any]) -> str:
@@ -6307,21 +6151,20 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
                      f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    knee = (find_knee(runs, slo["attainment"]) if "goodput_search" not in summary
-            and (asked or slo.get("classes")) else None)
-    if knee:
-        lines.append(f"KNEE between {knee[0]} and {knee[1]}: goodput no longer follows the rate")
+    if "goodput_search" not in summary and (asked or slo.get("classes")):
+        lines += [f"KNEE between {before['label']} and {after['label']}: goodput no longer follows "
+                  "the rate" for before, after in zip(runs, runs[1:]) if
+                  (before["attainment"] or 0) >= slo["attainment"] > (after["attainment"] or 0)][:1]
     return lines
 
 
 def search_lines(search: Mapping[str, Any]) -> List[str]:
     """The points of a search for the knee, and what they say."""
-    rows = [("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
-    for p in sorted(search["points"], key=lambda p: float(p["rate_rps"])):
-        rows.append((f"{p['rate_rps']:g}", f"{p['offered']:,}", optional(p["attainment"], "{:.2%}"),
-                     f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"]))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines = columns([("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
+                    + [(f"{p['rate_rps']:g}", f"{p['offered']:,}",
+                        optional(p["attainment"], "{:.2%}"),
+                        f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"])
+                       for p in sorted(search["points"], key=lambda p: float(p["rate_rps"]))])
     rate, low, high = (search[key] for key in ("rate_rps", "low_rps", "high_rps"))
     said = "not found"
     if rate is not None:
@@ -6341,12 +6184,6 @@ def share(value: float) -> str:
     return f"{value * 100:.6g}%"
 
 
-def find_knee(runs: Sequence[Mapping[str, Any]], target: float) -> Optional[Tuple[str, str]]:
-    """The last rate that met the target and the first that did not, where the sweep has both."""
-    for before, after in zip(runs, runs[1:]):
-        if (before["attainment"] or 0) >= target > (after["attainment"] or 0):
-            return before["label"], after["label"]
-    return None
 
 
 def run_lines(run: Mapping[str, Any]) -> List[str]:
@@ -6374,7 +6211,12 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
     for name, part in {**(run.get("classes") or {}), **(run.get("turns") or {})}.items():
         lines += part_lines(name if run.get("classes") else f"{name} turns", part)
     if not run.get("simulated"):
-        lines.append(client_line(run["client"]))
+        client, lag = run["client"], run["client"]["send_lag_s"]
+        lines.append(f"  client: send lag p99 {in_ms(lag['p99'])} max {in_ms(lag['max'])} ms, loop "
+                     f"p99 {in_ms(client['loop_busy_s']['p99'])} ms, CPU "
+                     f"{optional(client['cpu_share'], '{:.0%}')} of a core, bundled reads "
+                     f"{optional(client['coalesced_share'], '{:.1%}')}, "
+                     f"{client['connections_opened']} connections")
     lines += [*server_lines(run.get("server")), *compat_lines(run)]
     lines += [f"  warning: {warning}" for warning in run["warnings"]]
     lines += [f"  {e['count']} x {e['class']}: {e['error']}" for e in run["errors"]]
@@ -6408,13 +6250,6 @@ def part_lines(name: str, part: Any) -> List[str]:
         ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
 
-def client_line(client: Mapping[str, Any]) -> str:
-    """The client's own health."""
-    lag, busy = client["send_lag_s"], client["loop_busy_s"]
-    return (f"  client: send lag p99 {in_ms(lag['p99'])} max {in_ms(lag['max'])} ms, loop p99 "
-            f"{in_ms(busy['p99'])} ms, CPU {optional(client['cpu_share'], '{:.0%}')} of a core, "
-            f"bundled reads {optional(client['coalesced_share'], '{:.1%}')}, "
-            f"{client['connections_opened']} connections")
 
 
 def setup_lines(summary: Mapping[str, Any]) -> List[str]:
@@ -6462,6 +6297,11 @@ def null_infinities(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [null_infinities(inner) for inner in value]
     return value
+
+
+def as_json(value: Any, indent: Optional[int] = 1) -> str:
+    """Strict JSON; infinite numbers as "inf"."""
+    return json.dumps(null_infinities(value), indent=indent, allow_nan=False)
 
 
 # ---- 9b. The page ------------------------------------------------------------------------------
@@ -6545,10 +6385,7 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
 
 def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None,
              redacted: Callable[[str], str] = str) -> Dict[str, Any]:
-    """The setup statement: {fact: [[value, source], ...]}, None for what nobody stated.
-
-    Sources in the order in which they are believed: --metadata, the server, the deployment file.
-    """
+    """The setup: {fact: [[value, source], ...]}, most believed first; None: nobody stated it."""
     d = args.deployed
 
     def listed(names: Sequence[str], *groups: str) -> str:
@@ -6617,10 +6454,7 @@ def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
 
 
 def conclude(summary: Dict[str, Any], args: Any) -> None:
-    """Add operating_point and cost, as far as they are known, to the summary.
-
-    per_1m_output = gpu_per_hour * gpus / (output_tok_s * 3600) * 1e6, the whole bill on the output.
-    """
+    """Add operating_point and cost [USD], the whole bill on the output, as far as known."""
     where, note = operating_point(summary)
     summary["operating_point"] = {"run": where, "note": note}
     price = (args.gpu_price or dig(args.deployed, "price", "gpu_per_hour")
@@ -6674,6 +6508,8 @@ def esc(text: Any) -> str:
     """Text for HTML: nothing in it is markup, no control or direction character survives."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
                    for c in str(text)).translate(ESCAPED)
+
+
 
 
 class Cell(NamedTuple):
@@ -6929,31 +6765,22 @@ def time_charts(summary: Mapping[str, Any], i: int) -> str:
     return found
 
 
-COLUMNS = {  # heads of TABLE: as the page has them, and the path in a run's summary
-    "rate": ("rate", "label"), "out tok/s": ("output tok/s", "output_tok_s"),
-    "goodput": ("goodput /s", "goodput_rps"), "ttft p50": ("TTFT p50", "ttft_s", "p50"),
-    "ttft p99": ("TTFT p99", "ttft_s", "p99"), "tpot p50": ("TPOT p50", "tpot_s", "p50"),
-    "tpot p99": ("TPOT p99", "tpot_s", "p99"), "offered": ("offered /s", "offered_rate_rps"),
-    "attain": ("attained", "attainment"), "fail": ("failed", "failures"),
-    "in flight": ("in flight", "in_flight_mean"), "verdict": ("verdict", "verdict")}
 
 
 def runs_table(summary: Mapping[str, Any]) -> str:
     """The text report's table, with the cost of each run where it is known."""
-    columns = [c for c in TABLE if c.head in COLUMNS]
-    heads, rows = [COLUMNS[c.head][0] for c in columns], []
+    shown, rows = [c for c in TABLE if c.title], []
     costs = dig(summary, "cost", "per_1m_output_by_run")
     order = by_rate(summary["runs"])
     for i, run in ((i, summary["runs"][i]) for i in order):
-        rows.append([Cell(c.cell(run), ("runs", i, *COLUMNS[c.head][1:]),
-                          dig(run, *COLUMNS[c.head][1:])) for c in columns])
+        rows.append([Cell(c.cell(run), ("runs", i, *c.path), dig(run, *c.path)) for c in shown])
         if costs:
             rows[-1].append(cell(summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format))
     notes = footnotes(summary, summary["runs"], "".join(c.text for row in rows for c in row))
     where = dig(summary, "operating_point", "run")
-    where = where if where is None else order.index(where)
-    return table("Runs; latencies in ms", heads + ["per 1M output"] * bool(costs), rows, "",
-                 where) + "".join(
+    heads = [c.title for c in shown] + ["per 1M output"] * bool(costs)
+    return table("Runs; latencies in ms", heads, rows, "",
+                 None if where is None else order.index(where)) + "".join(
         f'<p class="note">{esc(line)}</p>\n' for line in notes)
 
 
@@ -7184,10 +7011,10 @@ def report_command(args: Any) -> int:
         text, html = render(summary), page(summary)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
-    print(json.dumps(null_infinities(summary), indent=1, allow_nan=False) if args.json else text)
+    print(as_json(summary) if args.json else text)
     why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
     if why:
-        print(f"loadgen: {why}", file=sys.stderr)
+        say(why)
     return 1 if why else 0
 
 
@@ -7481,8 +7308,14 @@ class Engine:
         self.steps += 1
         self.context += decode_tokens
         self.generation_tokens += len(self.decoding)
-        if self.steps in self.ending:
-            self._retire()
+        if self.steps in self.ending:  # let go of the jobs that have all their tokens
+            self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
+            for job in self.ended:
+                self.decoding.remove(job)
+                self._leave(job)
+                self._publish(job, job.computed)
+                self._release(job)
+                del self.jobs[job.id]
         return self._took_s(decode_tokens, context, prefill_tokens, self.sequences)
 
     def _prefill(self, budget: int, may_admit: bool) -> int:
@@ -7500,17 +7333,14 @@ class Engine:
             done += 1
             if not job.n_out:
                 self.prompt_tokens += job.n_in
-            self._join(job)
+            job.joined = self.steps  # its token comes with this step, and one a step from now
+            self.context += job.computed
+            self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
+            self._await_block(job)
         self.decoding += self.prefilling[:done]
         del self.prefilling[:done]
         return budget - left
 
-    def _join(self, job: Job) -> None:
-        """A prefill is complete in this step: its token comes with it, and one a step from now."""
-        job.joined = self.steps
-        self.context += job.computed
-        self.ending.setdefault(job.joined + job.max_tokens - job.n_out, []).append(job)
-        self._await_block(job)
 
     def _await_block(self, job: Job) -> None:
         """Note when a decoding job will have filled its blocks, if that is before its end."""
@@ -7576,15 +7406,6 @@ class Engine:
                 job.capacity += self.profile.block_tokens
                 self._await_block(job)
 
-    def _retire(self) -> None:
-        """Let go of the jobs that have all their tokens."""
-        self.ended = sorted(self.ending.pop(self.steps), key=ARRIVAL)
-        for job in self.ended:
-            self.decoding.remove(job)
-            self._leave(job)
-            self._publish(job, job.computed)
-            self._release(job)
-            del self.jobs[job.id]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
@@ -7643,7 +7464,6 @@ class Virtual:
             (limits.first_output_s, NO_OUTPUT, collections.deque()),
             (limits.total_s, NOT_OVER, collections.deque())]
         self.measured_open = self.freed_ns = 0  # freed: when a request last ended
-        self.stopped_ns: Optional[int] = None
         self.first_step, self.ends_ns = engine.steps, array.array("q")
         self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
         self.read_ns, self.every_s = 0, SCRAPE_S
@@ -7660,7 +7480,7 @@ class Virtual:
             engine.ended = []
             self.expire(now_ns)
             next_ns = self.dispatch(source, now_ns)
-            if next_ns is None and (not self.records or source.abandons(self)):
+            if next_ns is None and (source.over or not self.records):
                 self.cancel_all("after the measured window", now_ns)
                 return True
             until_ns = min(FOREVER_NS if next_ns is None else next_ns, self.expire(now_ns))
@@ -7671,7 +7491,6 @@ class Virtual:
             for planned in self.late:
                 self.submit(planned)
             self.late = []
-        self.stopped_ns = now_ns
         for record in source.unsent(now_ns):
             self.finish(record, "unsent", "interrupted before it was sent", now_ns)
         self.cancel_all("interrupted", now_ns)
@@ -7781,10 +7600,7 @@ class Virtual:
 
 def simulate_plan(plan: Plan, run: int, profile: Union[Profile, Engine],
                   r: Optional[Running] = None) -> Outcome:
-    """Send a plan to a simulated engine and gather its records; run_plan without a server.
-
-    profile: the engine's constants, or an engine whose prefix cache earlier runs have filled.
-    """
+    """run_plan on a simulated engine; one that is given may hold what earlier runs have cached."""
     engine = profile if isinstance(profile, Engine) else Engine(profile)
     limits = r.wiring.timeouts if r else Timeouts(10.0, 300.0, 60.0, 3600.0)
     unique, lead = r.unique if r else True, CHAT_OVERHEAD_TOKENS if r and r.target.chat else 0
@@ -7873,10 +7689,7 @@ class RequestError(Exception):
 
 
 def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
-    """The prompt's tokens: given ids are themselves, text counts one for each word.
-
-    A chat costs CHAT_OVERHEAD_TOKENS more, whatever its messages; they stand first.
-    """
+    """The prompt's tokens: given ids are themselves, text counts one for each word."""
     if chat:
         messages = data.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -7911,11 +7724,7 @@ class Exchange:
     job: Job
 
     def __init__(self, server: MockServer, conn: Connection, head: Head, body: bytearray) -> None:
-        """What a request asks for; RequestError where that makes no sense.
-
-        The mock never meets an end of sequence before max_tokens, with ignore_eos or without; a
-        chat that sets no max_tokens stops by itself.
-        """
+        """What a request asks for; RequestError where that makes no sense."""
         try:
             data = json.loads(body)
             if not isinstance(data, dict):
@@ -8599,17 +8408,14 @@ GETS: Dict[str, Callable[[MockServer], Any]] = {  # text, or what becomes JSON
 
 
 def serve(profile: Profile, host: str, port: int, faults: Faults, ready: Callable[[int], None],
-          stdin_watch: bool = False, model: str = MODEL) -> None:
+          stdin_watch: bool = False) -> None:
     """Run the mock until SIGTERM or SIGINT, or the end of stdin where that is watched."""
-    import resource
-    server = MockServer(profile, host, port, faults, model)
+    server = MockServer(profile, host, port, faults)
 
     def stop(*_: Any) -> None:
         server.stopping = True
 
-    with contextlib.suppress(OSError, ValueError):
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptors(0)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -8639,24 +8445,22 @@ def settle_tools(args: Any, pasted: bool) -> None:
         args.save_result = None
     asked = [name for name in ("merge", "diff", "selftest") if getattr(args, name)]
     target = args.url or args.base_url or args.serve or args.mock is not None
-    if len(asked) > 1 or (asked and target):
-        raise UserError(f"--{asked[0]} goes alone: no URL, no --mock, no other such flag")
-    if (args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]):
-        raise UserError(f"--compat and --save-result do not go with --{asked[0]}")
     alone = [name for name, on in (("simulate", args.simulate is not None),
                                    ("find-goodput", args.find_goodput or args.sweep == [])) if on]
-    if alone and (args.shard or args.start_at or args.selftest):
-        other = "--shard" if args.shard else "--start-at" if args.start_at else "--selftest"
-        raise UserError(f"--{alone[0]} and {other} do not go together: it is one client's affair")
-    if args.shard:
-        if args.saves or args.compat or args.gate:
-            raise UserError("--save-result, --compat and --gate would judge one shard's share; "
-                            "give them to --merge")
-        if args.duration and args.ramp is None:
-            raise UserError("--shard with --duration needs --ramp S, so that every shard measures "
-                            "the same window")
-        if args.out:
-            args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
+    other = "--shard" if args.shard else "--start-at" if args.start_at else "--selftest"
+    refuse(
+        (len(asked) > 1 or (asked and target),
+         f"--{''.join(asked[:1])} goes alone: no URL, no --mock, no other such flag"),
+        ((args.compat or args.saves) and asked[:1] in (["diff"], ["selftest"]),
+         f"--compat and --save-result do not go with --{''.join(asked)}"),
+        (alone and (args.shard or args.start_at or args.selftest),
+         f"--{''.join(alone[:1])} and {other} do not go together: it is one client's affair"),
+        (args.shard and (args.saves or args.compat or args.gate),
+         "--save-result, --compat and --gate would judge one shard's share; give them to --merge"),
+        (args.shard and args.duration and args.ramp is None,
+         "--shard with --duration needs --ramp S, so that every shard measures the same window"))
+    if args.shard and args.out:
+        args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
 
 
 # -- other tools' definitions
@@ -8680,10 +8484,7 @@ def peer_start_ns(record: Record) -> int:
 
 
 def chunk_ns(record: Record) -> List[int]:
-    """The times that vllm bench serve counts: every chunk with choices, a role or an end too.
-
-    Chunks without output between two with some are not known here; servers send few.
-    """
+    """The times that vllm bench serve counts: chunks with output, a role before, an end after."""
     stamps = list(record.event_ns)
     if record.opened_ns is not None:
         stamps.insert(0, record.opened_ns)
@@ -8711,10 +8512,8 @@ def peer_view(outcome: Outcome, slo: Slo, stamps_of: Callable[[Record], List[int
         each = (e2e[-1] - ttft[-1]) / (n - 1) if n > 1 else None
         if each is not None:
             tpot.append(each)
-        good += ((slo.ttft_s is None or ttft[-1] <= slo.ttft_s)
-                 and (slo.e2e_s is None or e2e[-1] <= slo.e2e_s)
-                 and (slo.tpot_s is None or (one_token_passes if each is None
-                                             else each <= slo.tpot_s)))
+        judged_s = math.inf if each is None and not one_token_passes else each
+        good += slo.within(ttft[-1], judged_s, e2e[-1])
     if one_token_passes:  # vLLM: from before the first gap to the end of the last request
         begin = outcome.start_ns + round(outcome.plan.window_s[0] / NS)
         end = max((r.end_ns or r.due_ns for r in records), default=begin)
@@ -8822,10 +8621,7 @@ def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, 
 
 
 def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
-    """(most chunks, most requests) in one second of the run, seconds counted from its first send.
-
-    Each on its own, as vLLM has them; a request counts in each second that it touches.
-    """
+    """(most chunks, most requests) in one second of the run, counted from its first send."""
     first_ns = min(map(peer_start_ns, ok), default=0)
     tokens, active = collections.Counter[int](), collections.Counter[int]()
     for r in ok:
@@ -8922,11 +8718,7 @@ ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", 
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
-    """The record that a line of requests.jsonl was written from, the run's start being 0 ns.
-
-    Event times are to a microsecond a gap. Raises LookupError, TypeError or ValueError on what no
-    such line holds.
-    """
+    """The record of a line of requests.jsonl, the run's start being 0 ns; MISSHAPEN of another."""
     planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
     record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
     for name in ROW_TIMES:
@@ -8983,8 +8775,7 @@ GRID_S, SETTLE_S, PREPARE_S = 10, 30.0, 1.0
 def next_start_ns(start_ns: int, plan: Plan, ended_ns: int) -> int:
     """When the shards of a sweep begin their next run [ns]: a time that all come to by themselves.
 
-    SETTLE_S after the plan's last arrival, so that shards whose answers end at different times
-    agree; later, by whole GRID_S from the start, where this shard took longer than that.
+    SETTLE_S after the last arrival; by whole GRID_S later where this shard took longer.
     """
     last_s = plan.window_s[1] if plan.load.num_requests is None else max(
         (p.due_s for p in plan.requests), default=0.0)
@@ -9005,21 +8796,15 @@ def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], numb
     return r
 
 
-def shard_folders(paths: Sequence[str]) -> List[str]:
-    """The folders that --merge means: those named, or the shard-* in one that is named."""
+def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
+    """({shard: its run}, how many there were) in these folders; UserError unless of one plan."""
     import glob
-    found = []
+    parts: Dict[int, Saved] = {}
+    folders, of = [], 0
     for path in paths:
         plans = glob.glob(os.path.join(glob.escape(path), "shard-*", "plan.json"))
-        found += sorted(map(os.path.dirname, plans)) or [path]
-    return found
-
-
-def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
-    """({shard: its run}, how many there were); UserError unless they are of one plan, each once."""
-    parts: Dict[int, Saved] = {}
-    of = 0
-    for part in map(load_run, shard_folders(paths)):
+        folders += sorted(map(os.path.dirname, plans)) or [path]
+    for part in map(load_run, folders):
         try:
             place, count = part.plan["shard"]
         except (TypeError, KeyError, ValueError):
@@ -9040,14 +8825,13 @@ def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHea
     health = ClientHealth()
     health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
                         if r.sent_ns is not None)
-    health.cpu_s = client["cpu_s"]
+    for name in ("cpu_s", "events", "reused", "resent", "kernel_stamps", "interrupted",
+                 "peak_rss_bytes"):
+        setattr(health, name, client[name])
     health.wall_s = health.cpu_s / client["cpu_share"] if client["cpu_share"] else 0.0
-    health.events, health.opened = client["events"], client["connections_opened"]
+    health.opened = client["connections_opened"]
     health.coalesced = round((client["coalesced_share"] or 0) * health.events)
-    health.reused, health.resent = client["reused"], client["resent"]
-    health.kernel_stamps, health.interrupted = client["kernel_stamps"], client["interrupted"]
     health.clock_jump_ns = round(client["clock_jump_s"] / NS)
-    health.peak_rss_bytes = client["peak_rss_bytes"]
     return health
 
 
@@ -9058,10 +8842,7 @@ def told_of(part: Optional[Saved], run: int) -> Optional[Mapping[str, Any]]:
 
 
 def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
-    """(one run's shards as one outcome, what is wrong with any of them).
-
-    The requests of a shard that is missing or died count as cancelled: misses, not forgotten.
-    """
+    """(one run's shards as one outcome, what is wrong with any); lost requests are cancelled."""
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
@@ -9150,11 +8931,8 @@ def merge(args: Any) -> Dict[str, Any]:
 
 def asked_slo(args: Any) -> Dict[str, Any]:
     """The limits that the command line gives, over those that a run was judged by."""
-    for name, limit in args.goodput or ():
-        setattr(args, {"ttft": "slo_ttft_ms", "tpot": "slo_tpot_ms", "e2el": "slo_e2e_ms"}[name],
-                limit / MS)
-    given = {f"{name}_s": getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")}
-    found = {key: value * MS for key, value in given.items() if value}
+    take_goodput(args)
+    found = {key: value for key, value in limits_of(args).items() if value}
     return {**found, "attainment": args.slo_attainment} if found or args.gate else found
 
 
@@ -9179,10 +8957,6 @@ RESAMPLES, RESAMPLED_MOST, BLOCKS_FEWEST = 1000, 3_000_000, 12
 SLICES = 60  # of the time that both runs lasted, for token rates
 Edges = Tuple[Optional[float], Optional[float]]  # of a 95% interval; None: cannot be told
 Side = List[Tuple[float, int]]  # values with the block of requests that each belongs to
-DIFF_LATENCIES: Tuple[Tuple[str, str, Callable[[Record], Optional[float]]], ...] = (
-    ("TTFT", "ttft_s", lambda r: r.since(r.first_ns, r.due_ns)),
-    ("TPOT", "tpot_s", lambda r: r.tpot_s),
-    ("E2E", "e2e_s", lambda r: r.since(r.last_ns, r.due_ns)))
 
 
 def less(b: float, a: float) -> float:
@@ -9190,14 +8964,9 @@ def less(b: float, a: float) -> float:
     return 0.0 if a == b else b - a
 
 
-def side_of(records: Sequence[Record], block: int, value: Callable[[Record], Optional[float]]
-            ) -> Side:
+def side_of(records: Sequence[Record], block: int, key: str) -> Side:
     """A latency of each request with its block, ascending; failures infinitely late."""
-    found = [(v, i // block) for i, v in ((i, value(r)) for i, r in enumerate(records))
-             if v is not None]
-    found += [(math.inf, i // block) for i, r in enumerate(records)
-              if not r.ok or r.first_ns is None]
-    return sorted(found)
+    return sorted((v, i // block) for i, v in enumerate(offered_s(records, key)) if v is not None)
 
 
 def gaps_side(records: Sequence[Record], block: int) -> Side:
@@ -9210,18 +8979,6 @@ def weighted(side: Side, weights: Sequence[int], share: float) -> float:
     """A percentile of a side whose blocks count so often (nearest rank)."""
     reached = list(itertools.accumulate(weights[block] for _, block in side))
     return side[bisect.bisect_left(reached, max(1, math.ceil(share * reached[-1])))][0]
-
-
-def resamples(blocks: int, values: int, seed: int) -> List[List[int]]:
-    """How often each block is drawn, for each of many draws with replacement."""
-    rng = stream(seed, "bootstrap")
-    draws = []
-    for _ in range(max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, values)))):
-        weights = [0] * blocks
-        for block in rng.choices(range(blocks), k=blocks):
-            weights[block] += 1
-        draws.append(weights)
-    return draws
 
 
 def bounds(differences: List[float], blocks: int) -> Edges:
@@ -9246,8 +9003,12 @@ def diff_row(name: str, key: str, values: Edges, edges: Edges) -> Dict[str, Any]
 def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, enough: bool
                    ) -> List[Dict[str, Any]]:
     """p50 and p99 of one latency in both runs; the same draws of blocks for both, so paired."""
-    rows = []
-    draws = resamples(blocks, len(sides[0]) + len(sides[1]), 1) if all(sides) else []
+    rows, choose = [], stream(1, "bootstrap").choices
+    number = max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, sum(map(len, sides)))))
+    draws = [[0] * blocks for _ in range(number if all(sides) else 0)]  # how often each is drawn
+    for weights in draws:
+        for block in choose(range(blocks), k=blocks):
+            weights[block] += 1
     for share in (0.5, 0.99):
         a, b = (percentile([v for v, _ in side], share) for side in sides)
         edges: Edges = (None, None)
@@ -9296,13 +9057,13 @@ def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Option
     ids = sorted(first.keys() & second.keys(), key=lambda i: (first[i].due_ns, i))
     left, right = [first[i] for i in ids], [second[i] for i in ids]
     n = len(ids)
-    factor = max((autocorrelation_factor([DIFF_LATENCIES[0][2](r) or math.inf for r in side])
-                  for side in (left, right)), default=1.0)
+    factor = max(autocorrelation_factor([LATENCIES["ttft_s"](r) or math.inf for r in side])
+                 for side in (left, right))
     block = max(1, math.ceil(n ** (1 / 3)), math.ceil(3 * factor))
     blocks = -(-n // block) if n else 0
     rows: List[Dict[str, Any]] = []
-    for name, key, value in DIFF_LATENCIES:
-        sides = side_of(left, block, value), side_of(right, block, value)
+    for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")):
+        sides = side_of(left, block, key), side_of(right, block, key)
         rows += compare_spread(name, key, sides, blocks, n / factor >= 368)
     rows += compare_spread("ITL", "itl_s", (gaps_side(left, block), gaps_side(right, block)),
                            blocks, n / factor >= 50)
@@ -9346,8 +9107,7 @@ def diff_command(args: Any) -> int:
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
                         f"{printable(repr(error), 80)}") from None
-    print(json.dumps(null_infinities(report), indent=1, allow_nan=False) if args.json
-          else "\n".join(diff_lines(report)))
+    print(as_json(report) if args.json else "\n".join(diff_lines(report)))
     return 0
 
 
@@ -9407,22 +9167,15 @@ def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def client_load(outcome: Outcome, span_s: float) -> Dict[str, float]:
-    """What the client had to bear, means over the span: open streams, events and requests/s."""
-    records = outcome.records
-    if not span_s:
-        return dict.fromkeys(("streams", "events_per_s", "requests_per_s"), 0.0)
-    open_ns = sum(r.last_ns - r.first_ns for r in records
-                  if r.first_ns is not None and r.last_ns is not None)
-    return {"streams": open_ns * NS / span_s,
-            "events_per_s": sum(r.events for r in records) / span_s,
-            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
-
-
 def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str, Any]
                     ) -> List[str]:
-    """Why a run is past what the self-test found right, for its verdict."""
-    load = client_load(outcome, run["span_s"])
+    """Why a run's means over its span are past what the self-test found right, for its verdict."""
+    records, span_s = outcome.records, run["span_s"] or math.inf
+    open_ns = sum(r.last_ns - r.first_ns for r in records
+                  if r.first_ns is not None and r.last_ns is not None)
+    load = {"streams": open_ns * NS / span_s,
+            "events_per_s": sum(r.events for r in records) / span_s,
+            "requests_per_s": sum(r.sent_ns is not None for r in records) / span_s}
     return [f"{load[key]:.0f} {what}, past the {known[key]:.0f} at which --selftest found times "
             "right on this machine: more --workers, and --selftest with as many"
             for key, what in TEST_LIMITS
@@ -9465,7 +9218,7 @@ def trial(r: Running, rate_rps: float, number: int, n_out: int) -> Dict[str, Any
     truth = {row["id"]: row["event_ns"] for row in ask("/truth")["requests"] if "event_ns" in row}
     mock.close()
     first, gap = stamp_errors(outcome.records, truth)
-    client = client_summary(outcome, outcome.records)
+    client = client_summary(outcome)
     steps = sorted((b - a) * NS for times in truth.values() for a, b in zip(times, times[1:]))
     step_s = percentile(steps, 0.5) or TEST_STEP_S
     found = {"requests_per_s": rate_rps, "streams": rate_rps * (n_out - 1) * step_s,
@@ -9497,10 +9250,7 @@ def ladder(levels: Iterable[Tuple[float, int, int]], attempt: Callable[[float, i
 
 
 def selftest_command(args: Any) -> int:
-    """--selftest: the client against the engine's own times, at rising load; 1 where none is right.
-
-    Streams: TEST_TOKENS tokens each, one every TEST_STEP_S. Requests: of two tokens.
-    """
+    """--selftest: the client against the engine's own times, at rising load; its exit code."""
     import tempfile
     import types
 
@@ -9521,7 +9271,7 @@ def selftest_command(args: Any) -> int:
         try:
             own = parse_args([mock.url, "--rate", "1", "--workers", str(args.workers)])
             target = target_of(own, mock.url)._replace(model=MODEL, headers=())
-            r = Running(target, wiring_of(own, target), args.workers, Journal(None), Interrupt(),
+            r = Running(target, wiring_of(own, target), args.workers, Journal(None), interrupt(),
                         1, True)
             raise_descriptors(2 * TEST_STREAMS[-1])
             if not args.json:
@@ -9547,8 +9297,8 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
                      ) -> int:
     """Print and keep what the self-test found; its exit code."""
     if not wide or not quick:
-        print("loadgen: --selftest: this machine measures nothing right to 1 ms, not even the "
-              "lightest load; try again when it is quiet", file=sys.stderr)
+        say("--selftest: this machine measures nothing right to 1 ms, not even the lightest load; "
+            "try again when it is quiet")
         return 1
     found = {"streams": wide[-1]["streams"],
              "events_per_s": max(one["events_per_s"] for one in (*wide, *quick)),
@@ -9570,7 +9320,7 @@ def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: 
               f"{found['requests_per_s']:.0f} requests/s ({why[1]}). Later runs past that on this "
               f"machine are CLIENT-LIMITED.")
     if unsaved:
-        print(f"loadgen: --selftest is not kept: {unsaved}", file=sys.stderr)
+        say(f"--selftest is not kept: {unsaved}")
     return 0
 
 
@@ -9668,10 +9418,7 @@ def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
 
 def reachable(host: str, port: int, limit_s: float
               ) -> Tuple[int, Optional[Tuple[Any, ...]], str]:
-    """(family, address, why not) of a host: resolved once, the first address that answers.
-
-    Where none answers, the first: the requests will say how it failed.
-    """
+    """(family, address, why not) of a host: the first of its addresses that answers, or of all."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
@@ -9711,10 +9458,7 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
 
 def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
           ) -> Tuple[str, bytes]:
-    """(status, body) of a GET on the target, the way that requests go; bounded in time and size.
-
-    Raises OSError or WireError.
-    """
+    """(status, body) of a GET on the target, bounded in time and size. OSError or WireError."""
     end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
     with socket.socket(wiring.family, socket.SOCK_STREAM) as plain:
@@ -9881,12 +9625,12 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     if not target.model:
         model, why = first_model(target, wiring)
         if why:
-            print(f"loadgen: no --model, and {why}; asking for 'default'", file=sys.stderr)
+            say(f"no --model, and {why}; asking for 'default'")
         target = target._replace(model=model or "default")
     work = work_of(args)
     folder = open_folder(args.out)
     journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
-    running = Running(target, wiring, args.workers, journal, Interrupt(),
+    running = Running(target, wiring, args.workers, journal, interrupt(),
                       int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
                       Engine(profile_from(simulated["step_time"])) if simulated else None,
                       shard=args.shard or (0, 1))
@@ -9913,7 +9657,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         most = -(-most_connections(plans, e2e_s) // running.shard[1])
         for warning in filter(None, () if simulated else (raise_descriptors(most),
                                                           too_few_ports(most))):
-            print(f"loadgen: {warning}", file=sys.stderr)
+            say(warning)
         summary["plan"] = plan_statement(args, plans)
         unsaved = save(folder, "plan.json", {
             **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
@@ -9963,10 +9707,10 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
     """Find the knee with real or simulated runs; the answer is summary["goodput_search"]."""
     start_rps = float(f"{4 / expected_s:.2g}")
     needed = clean_needed(slo.attainment)
-    print(f"loadgen: searching the knee: about {args.max_requests:,} requests, some ten runs; "
-          f"{count(args.max_requests / start_rps)} s at {start_rps:g} req/s, less at higher rates. "
-          f"One run alone would need {needed:,} requests without a miss to show "
-          f"{slo.attainment:.4g}", file=sys.stderr)
+    say(f"searching the knee: about {args.max_requests:,} requests, some ten runs; "
+        f"{count(args.max_requests / start_rps)} s at {start_rps:g} req/s, less at higher rates. "
+        f"One run alone would need {needed:,} requests without a miss to show "
+        f"{slo.attainment:.4g}")
     quiet = running._replace(journal=Journal(None), workers=1)
     e2e_s, idle_s = expected_s, None if running.engine else drained(quiet, args.seed, None)
 
@@ -9980,8 +9724,8 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
         result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
         if 2 * sum(result.met) > len(result.met):  # a full server's E2E says nothing
             e2e_s = seconds_in(result)
-        print(f"loadgen: {rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the "
-              f"SLO, {result.verdict}", file=sys.stderr)
+        say(f"{rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the SLO, "
+            f"{result.verdict}")
         return None if running.stop() else result
 
     summary["goodput_search"] = find_goodput(point, slo.attainment, args.max_requests, start_rps,
@@ -10001,10 +9745,7 @@ def point_of(outcome: Outcome, slo: Slo, verdict: str) -> PointResult:
 
 
 def drained(r: Running, seed: int, idle_s: Optional[float]) -> Optional[float]:
-    """Wait until the server answers a short request as an idle one does: in how long [s].
-
-    idle_s: what that took before the first point; None: find out. Gives up after DRAINED_S.
-    """
+    """Wait until a short request takes about idle_s again, None: only see; what it took [s]."""
     short = parse_lengths("16")
     end_s = time.perf_counter() + DRAINED_S
     while True:
@@ -10042,8 +9783,8 @@ def warmed(args: Any, work: Work, running: Running
             outcome, running, calibration, expected_s = again, by_words, words, seconds
     failed = [r for r in outcome.records if not r.ok]
     if failed:
-        print(f"loadgen: {len(failed)} of {len(outcome.records)} warm-up requests failed: "
-              f"{failed[0].cls}: {failed[0].error}", file=sys.stderr)
+        say(f"{len(failed)} of {len(outcome.records)} warm-up requests failed: {failed[0].cls}: "
+            f"{failed[0].error}")
     return {"requests": len(outcome.records), "failed": len(failed), "expected_e2e_s": expected_s,
             "tokens_per_word": calibration.tokens_per_word, "overhead_tokens": calibration.overhead,
             "calibration": calibration.source}, running, calibration, expected_s
@@ -10113,8 +9854,7 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     path = os.path.join(folder, name)
     try:
         with open(path + ".part", "w", encoding="utf-8") as file:
-            file.write(value if isinstance(value, str) else json.dumps(
-                null_infinities(value), indent=indent, allow_nan=False) + "\n")
+            file.write(value if isinstance(value, str) else as_json(value, indent) + "\n")
         os.replace(path + ".part", path)
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
@@ -10155,14 +9895,11 @@ def run(argv: Sequence[str]) -> int:
     finally:
         if mock:
             mock.stop()
-    if args.json:
-        print(json.dumps(null_infinities(summary), indent=1, allow_nan=False))
-    else:
-        print(render(summary))
+    print(as_json(summary) if args.json else render(summary))
     if sys.stdout:
         sys.stdout.flush()
     if summary["unsaved"]:
-        print(f"loadgen: {summary['unsaved']}", file=sys.stderr)
+        say(summary["unsaved"])
     return exit_code(args, summary)
 
 
@@ -10174,12 +9911,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
         return run(sys.argv[1:] if argv is None else argv)
     except (UserError, WireError) as error:
-        line = "".join(c if c.isprintable() else " " for c in str(error))
-        print(f"loadgen: error: {line}", file=sys.stderr)
+        say("error: " + "".join(c if c.isprintable() else " " for c in str(error)))
         return 2
     except MemoryError:
-        print("loadgen: error: the plan does not fit in memory; fewer or shorter requests",
-              file=sys.stderr)
+        say("error: the plan does not fit in memory; fewer or shorter requests")
         return 2
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -10187,11 +9922,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except OSError as error:
         if not sys.stdout or error.errno not in (errno.ENOSPC, errno.EBADF):
             raise
-        print(f"loadgen: error: cannot write the report: {error.strerror}", file=sys.stderr)
+        say(f"error: cannot write the report: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("loadgen: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 
