@@ -5463,7 +5463,8 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
     if not min(p.rate_rps for p in points) / 2 < rate < NEAR * min(bad, default=math.inf):
         return None  # it has not seen enough
     far = sum(not life.met for _, part in near for life in part) < ENOUGH_MISSES
-    variance = (MODEL_FAR_SD if far else MODEL_SD)**2 + MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
+    variance = (MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
+                + (MODEL_FAR_SD if far else MODEL_SD) ** 2)
     return math.log(rate), math.sqrt(variance), slope
 
 
