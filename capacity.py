@@ -2150,8 +2150,8 @@ def parse_rate(text: str, links: Sequence[Mapping[str, Any]]) -> Link:
         raise UserError(f"{text!r} is no rate; write 7GB/s, 400Gb/s or a link's name") from None
     rate *= {"K": KILO, "M": MEGA, "G": GIGA, "T": TERA}[prefix or "G"]
     rate /= 8 if unit == "b" else 1
-    if not 0 < rate < ABSURD * KILO:
-        raise UserError(f"{text!r} is no rate; it must be more than zero")
+    if not 1 <= rate < ABSURD * KILO:
+        raise UserError(f"{text!r} is no rate; it must be a byte a second or more")
     return Link(scaled(rate, "B/s"), rate)
 
 
@@ -2610,6 +2610,14 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
     block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
                     asked.max_num_batched_tokens or tokens, util, block, asked)
+
+
+def started_with(case: Case) -> Settings:
+    """What the engine is started with: a pasted command that sets no context has the model's."""
+    s, own = settings_of(case.d, case.args, case.plan), case.d.model.max_len
+    if own and getattr(case.args, "from") and not case.plan and "ctx" not in case.args.given:
+        return engine_settings(case.d, s.asked._replace(max_model_len=own))
+    return s
 
 
 def draft_of(d: Deployment, args: Any) -> Draft:
@@ -3092,8 +3100,8 @@ CURE_FLAGS = {
     "sglang": {"util": "--mem-fraction-static", "tp": "--tp-size", "pp": "--pp-size",
                "ctx": "--context-length", "seqs": "--max-running-requests",
                "weights": "--quantization"},
-    "trtllm": {"util": "--util", "tp": "--tp", "pp": "--pp", "ctx": "--ctx",
-               "seqs": "--max-num-seqs", "weights": "--weights"}}
+    "trtllm": {"util": "--util", "tp": "--tp_size", "pp": "--pp_size", "ctx": "--max_seq_len",
+               "seqs": "--max_batch_size", "weights": "--weights"}}
 NO_CURE = "a larger GPU, or more of them with fewer bytes a weight"
 LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
 CURE_GPUS = 64  # most of one replica that a cure asks for
@@ -3144,12 +3152,12 @@ def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> It
 
 
 def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
-    """Room for one request: fewer sequences profiled where their number is the engine's own, a
-    shorter context, a larger share, more GPUs, fewer bytes a weight; fewest GPUs first.
+    """Room for one request: fewer sequences profiled where none were asked for, or more than by
+    any engine's default; a shorter context, a larger share, more GPUs, fewer bytes a weight.
     """
     s = found.settings
-    fewer = [_asking(d, s, "seqs", n) for n in (256, 128, 64)
-             if n < s.max_num_seqs and s.asked.max_num_seqs is None]
+    fewer = [_asking(d, s, "seqs", n) for n in (1024, 256, 128, 64)
+             if n < s.max_num_seqs and (s.asked.max_num_seqs or math.inf) > 1024]
     yield from fewer
     longest = longest_request_held(d, found)
     if longest >= (d.prompt_tokens + d.output_tokens if d.output_tokens else LEAST_CTX):
@@ -5083,7 +5091,7 @@ BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 
 def say_engine(case: Case, answer: Answer) -> None:
     """What the engine will log at start-up, and what it would refuse."""
-    d, s = case.d, settings_of(case.d, case.args, case.plan)
+    d, s = case.d, started_with(case)
     log = case.args.startup_log or {}
     if log:
         d, s = as_logged(d, s, log, case.args)
@@ -5964,7 +5972,9 @@ def say_measured(case: Case, answer: Answer) -> None:
         if row["verdict"] in NOT_TRUSTED:
             answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
                        "not an operating point")
-    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
+    knee = Knee(*(told_number(summary, f"goodput_search.{name}") for name in Knee._fields))
+    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False
+            and (row["rate_rps"] or 0.0) <= (knee.rate_rps or math.inf)]
     point = answer.add("measured.operating_point", max(
         good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
     seen = point or max((row for row in rows if row["trusted"]), default=None,
@@ -5976,7 +5986,7 @@ def say_measured(case: Case, answer: Answer) -> None:
         return
     d = run_shape(case.d, told[next(i for i, row in enumerate(rows) if row is seen)])
     explain_implied(d, seen, answer)
-    say_operating(case, point, rows, deploy, answer)
+    say_operating(case, point, knee, rows, deploy, answer)
     say_measured_binding(case, d, seen, answer)
 
 
@@ -5995,10 +6005,18 @@ def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> No
                f"{scaled(tpot, 's')} at batch {seqs}")
 
 
-def say_operating(case: Case, point: Optional[Mapping[str, Any]],
+class Knee(NamedTuple):
+    """What a search of loadgen.py found, with its 95% interval [1/s]; None: no search, no end."""
+
+    rate_rps: Optional[float]
+    low_rps: Optional[float]
+    high_rps: Optional[float]
+
+
+def say_operating(case: Case, point: Optional[Mapping[str, Any]], knee: Knee,
                   rows: Sequence[Mapping[str, Any]], deploy: Optional[Mapping[str, Any]],
                   answer: Answer) -> None:
-    """Price and replicas at the operating point."""
+    """Price at the operating point; replicas by the knee, or by the point's goodput without one."""
     d, args, key = case.d, case.args, "measured."
     saved: Any = (deploy or {}).get("price")
     price = args.gpu_price or told_number({"price": saved}, "price.gpu_per_hour")
@@ -6017,6 +6035,8 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
         lines[0] += f"; ${cost:.3f} per 1M output tokens at ${price * d.gpus:.2f}/h"
     else:
         answer.add(key + "cost_per_1m_output", None)
+    if knee.rate_rps:
+        goodput = knee.rate_rps
     if args.rate and goodput:
         number = answer.add(
             key + "replicas", replicas_for(args.rate, goodput / d.replicas),
@@ -6030,12 +6050,18 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
     if point["rate_rps"] is None:
         lines.append("no rate was offered: such a run slows its own arrivals and never queues; "
                      "size from an open-loop one")
+    elif knee.rate_rps:
+        lines.append(f"the knee is at {figure(knee.rate_rps)} req/s, "
+                     + (f"95%: {figure(knee.low_rps)} to {figure(knee.high_rps)}"
+                        if knee.low_rps and knee.high_rps else "or higher: a lower bound")
+                     + " (loadgen.py --find-goodput); cost is of the run named")
     elif goodput:
-        failed = min((row["rate_rps"] or math.inf for row in rows if row["verdict"] == "UNSTABLE"
-                      or row["meets_slo"] is False), default=math.inf)
-        knee = (f"between this rate and {figure(failed)}" if failed < math.inf
-                else "further up: no higher rate failed")
-        lines.append(f"the knee is {knee}; until loadgen.py --find-goodput has it, goodput is a "
+        failed = min((row["rate_rps"] for row in rows if (row["rate_rps"] or 0) > point["rate_rps"]
+                      and (row["verdict"] == "UNSTABLE" or row["meets_slo"] is False)),
+                     default=math.inf)
+        where = (f"between this rate and {figure(failed)}" if failed < math.inf
+                 else "further up: no higher rate failed")
+        lines.append(f"the knee is {where}; until loadgen.py --find-goodput has it, goodput is a "
                      "lower limit, cost and replicas are upper ones")
     answer.say("OPERATING", *lines)
 
@@ -7211,7 +7237,7 @@ def checkpoint_of(args: Any, d: Deployment) -> Tuple[str, str]:
 def say_launch(case: Case, answer: Answer) -> None:
     """The command that starts the engine, and for each flag the term it changes."""
     import textwrap
-    launch, own = launch_of(case), settings_of(case.d, case.args, case.plan)
+    launch, own = launch_of(case), started_with(case)
     flags = launch_flags(launch)
     command = answer.add("engine.command", "\n".join(launch_command(launch, flags)))
     answer.add("engine.flags", [flag._asdict() for flag in flags])
@@ -7236,7 +7262,7 @@ def say_launch(case: Case, answer: Answer) -> None:
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    refused = engine_answer(case.d, own).refusals
+    refused = engine_answer(case.d, launch.own).refusals
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
@@ -7582,8 +7608,9 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
     """Of the memory budget: util, context, KV width, batch slots."""
     d, args, had, flag = case.d, case.args, pasted.settings, partial(spelling, pasted.engine)
     if not had.get("util") and pasted.engine in UNSET_UTIL:
-        yield Advice(flag("util"), None, f"{d.util:g}", f"util: not set, and "
-                     f"{UNSET_UTIL[pasted.engine]}; this answer takes {d.util:g}, write it out")
+        util = f"{settings_of(d, args, case.plan).util:.4g}"
+        yield Advice(flag("util"), None, util, f"util: not set, and {UNSET_UTIL[pasted.engine]}; "
+                     f"this launch takes {util}, write it out")
     need = (longest_request(args.input_len, args.output_len)
             if args.input_len and args.output_len else None)
     most = int(case.memory.max_seqs * d.ctx_tokens / d.attention_dp)
@@ -7947,8 +7974,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--gpu-memory-gib", positive, "GiB", "memory of a GPU, by hand"),
         Flag("--gpu-bandwidth", word, "RATE", "HBM bandwidth, by hand, such as 3350GB/s"),
         Flag("--gpu-tflops", positive, "TFLOP/s", "dense peak at the compute type, by hand"),
-        Flag("--tp -tp --tensor-parallel-size --tp-size", whole, "N", "tensor parallel GPUs", 1),
-        Flag("--pp -pp --pipeline-parallel-size --pp-size", whole, "N", "pipeline stages", 1),
+        Flag("--tp -tp --tensor-parallel-size --tp-size --tp_size", whole, "N",
+             "tensor parallel GPUs", 1),
+        Flag("--pp -pp --pipeline-parallel-size --pp-size --pp_size", whole, "N",
+             "pipeline stages", 1),
         Flag("--dp -dp --data-parallel-size --dp-size", whole, "N", "data parallel replicas; with "
              "an --ep of all GPUs, attention data-parallel", 1),
         Flag("--ep --ep-size", expert_parallel, "N", "expert parallel GPUs, or 'all'", 1),
@@ -7971,7 +8000,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--kv-bytes", positive, "B", "bytes a KV element: 2, 1"),
     ),
     "shape of the work": (
-        Flag("--ctx --max-model-len --context-length", whole, "TOKENS", "longest sequence", 8192),
+        Flag("--ctx --max-model-len --context-length --max_seq_len", whole, "TOKENS",
+             "longest sequence; the model's own limit where that is less", 8192),
         Flag("--input-len", lengths, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
              "uniform:100..4000, hist:FILE"),
         Flag("--output-len", lengths, "LENGTHS", "output tokens, same grammar"),
@@ -7990,7 +8020,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "batch"),
         Flag("--engine", engine_name, "NAME", "vllm, sglang or trtllm: the expectation, what it "
              "will log, its launch command"),
-        Flag("--max-num-seqs --max-running-requests", whole, "N", "most sequences in a step"),
+        Flag("--max-num-seqs --max-running-requests --max_batch_size", whole, "N",
+             "most sequences in a step"),
     ),
     "questions": (
         Flag("--from", pasted_command, "CMD", "read the deployment from a pasted launch command of "
@@ -8192,10 +8223,12 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
-    use_workload(args, tables)
-    check_prices(args, tables)
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
+    if "ctx" not in args.given:
+        args.ctx = min(args.ctx, model.max_len or args.ctx)
+    use_workload(args, tables)
+    check_prices(args, tables)
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]

@@ -9852,8 +9852,10 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     """Write a file, JSON or text, whole or not at all; why it could not be, or ''."""
     if folder is None:
         return ""
-    path = os.path.join(folder, name)
+    path = os.path.realpath(os.path.join(folder, name))
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(0, "it is a folder or a device")
         with open(path + ".part", "w", encoding="utf-8") as file:
             file.write(value if isinstance(value, str) else as_json(value, indent) + "\n")
         os.replace(path + ".part", path)

@@ -456,6 +456,10 @@ class InputsGoneWrong(unittest.TestCase):
         self.refused("llama-3.1-8b --compare gpu=h1000", "h100")
         self.refused("nosuch --compare", "nosuch")
 
+    def test_a_rate_of_next_to_nothing_is_no_rate(self) -> None:
+        for flags in ("--gpu-bandwidth 1e-308", "--link 5e-324 --tp 2", "--storage 1e-308"):
+            self.refused(f"llama-3.1-8b {flags}", "a byte a second or more")
+
     def test_a_line_break_in_a_name_does_not_make_a_second_line(self) -> None:
         code, _, err = run("a\nb")
         self.assertEqual((code, err.count("\n")), (2, 1))

@@ -355,6 +355,17 @@ class Refusals(unittest.TestCase):
                 cured = asked(f"{line} {found.refusals[0].cure}")[2]
                 self.assertGreaterEqual(cured.concurrency, 1)
 
+    def test_the_default_context_is_never_past_the_model_s_own(self) -> None:
+        d, _, found = asked("llama-2-7b --engine vllm --concurrency 8 --input-len 128")
+        self.assertEqual((d.ctx_tokens, found.refusals), (4096, []))
+        d, _, found = asked("llama-2-7b --engine vllm --ctx 8192")
+        self.assertEqual((d.ctx_tokens, found.refusals[0].cure), (8192, "--max-model-len 4096"))
+
+    def test_slots_past_any_default_are_a_cause_to_cure(self) -> None:
+        refusal, = asked("nemotron-3-nano-30b-a3b --tp 1 --engine vllm --max-num-seqs 4096")[
+            2].refusals
+        self.assertEqual(refusal.cure, "--max-num-seqs 256")
+
     def test_cures_taken_in_turn_end_and_none_comes_back(self):
         names = sorted(row["name"] for row in TABLES["models"])
         gpus = sorted(row["name"] for row in TABLES["gpus"])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
@@ -123,7 +123,8 @@ RUN = os.path.join(HERE, "data", "run")  # loadgen.py --mock of its deploy.json,
 
 
 class Measured(unittest.TestCase):
-    def told(self, change: Callable[[Any], None], line: str = "", deploy: bool = True) -> Any:
+    def told(self, change: Callable[[Any], None], line: str = "", deploy: bool = True,
+             json_: bool = True) -> Any:
         """Exit code, stdout and stderr for the kept run with its summary changed."""
         with open(os.path.join(RUN, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)
@@ -133,7 +134,7 @@ class Measured(unittest.TestCase):
                 json.dump(summary, file)
             if deploy:
                 shutil.copy(os.path.join(RUN, "deploy.json"), folder)
-            return run("--measured", folder, "--json", *line.split())
+            return run("--measured", folder, *["--json"] * json_, *line.split())
 
     def asked(self, change: Callable[[Any], None] = lambda s: None, line: str = "") -> Any:
         """The `measured` part of the answer to that."""
@@ -191,6 +192,26 @@ class Measured(unittest.TestCase):
         self.assertEqual(found["replicas"], math.ceil(20 / point["goodput_rps"] / 0.7))
         dearer = self.asked(line="--gpu-price 5")
         self.assertAlmostEqual(dearer["cost_per_1m_output"], 2 * found["cost_per_1m_output"])
+
+    def test_replicas_come_from_the_knee_where_a_search_found_one(self) -> None:
+        def searched(high_rps: Optional[float]) -> Callable[[Any], None]:
+            return lambda summary: summary.update(goodput_search={
+                "rate_rps": 2.5, "low_rps": 2.3, "high_rps": high_rps})
+        found = self.asked(searched(2.8), "--rate 20")
+        self.assertEqual(found["replicas"], math.ceil(20 / 2.5 / 0.7))
+        self.assertEqual(found["operating_point"]["rate_rps"], 1)  # 3 req/s is past it
+        for high_rps, said in ((2.8, "95%: 2.3 to 2.8"), (None, "a lower bound")):
+            code, out, _ = self.told(searched(high_rps), "--rate 20", json_=False)
+            self.assertEqual(code, 0)
+            self.assertIn(f"the knee is at 2.5 req/s, {'or higher: ' * (high_rps is None)}{said}",
+                          " ".join(out.split()))
+            self.assertNotIn("until loadgen.py", out)
+
+    def test_the_knee_is_above_the_operating_point(self) -> None:
+        def lower_one_failed(summary: Any) -> None:
+            summary["runs"][0]["attainment"] = 0.5
+        self.assertIn("the knee is between this rate and 20;", " ".join(
+            self.told(lower_one_failed, json_=False)[1].split()))
 
     def test_a_model_on_the_command_line_goes_before_the_saved_one(self) -> None:
         code, out, err = run("llama-3.1-8b", "--measured", RUN, "--json")

@@ -449,6 +449,24 @@ class Changes(unittest.TestCase):
         held = d["memory"]["kv_pool_bytes_per_gpu"] / (2150 * 131072)
         self.assertEqual(int(found["--max-num-seqs"]), int(held) // 8 * 8)
 
+    def test_a_pasted_command_without_a_context_starts_with_the_model_s(self) -> None:
+        found = answer("--from", "vllm serve Qwen/Qwen3-32B", "--gpu", "h100")
+        refusal, = found["engine"]["refusals"]
+        self.assertIn("40,960 tokens does not fit", refusal["what"])
+        held = int(refusal["cure"].split()[-1])
+        self.assertTrue(8192 < held <= found["engine"]["kv_cache_tokens"])
+        self.assertIn("--max-model-len 8192", found["engine"]["command"])
+        for shorter in ("--max-model-len 8192", "--max-model-len 18032"):
+            self.assertEqual(answer("--from", f"vllm serve Qwen/Qwen3-32B {shorter}", "--gpu",
+                                    "h100")["engine"]["refusals"], [])
+
+    def test_the_share_that_sglang_derives_is_the_one_to_write_out(self) -> None:
+        found = answer("--from", "python -m sglang.launch_server --model-path Qwen/Qwen3-32B",
+                       "--gpu", "h100")
+        advised = next(c for c in found["inherited"]["changes"]
+                       if c["flag"] == "--mem-fraction-static")["suggested"]
+        self.assertIn(f"--mem-fraction-static {advised}", found["engine"]["command"])
+
     def test_a_context_that_does_not_fit_is_lowered_to_what_does(self) -> None:
         command = "vllm serve meta-llama/Llama-3.1-70B -tp 2 --max-model-len 131072"
         shorter = changed("--from", command)["--max-model-len"]

@@ -373,6 +373,14 @@ class OtherToolsDefinitions(unittest.TestCase):
         self.assertEqual(loadgen.result_path(args, run, True), "out/r.json")
         self.assertEqual(loadgen.result_path(args, run, False), "out/r-8.json")
 
+    def test_what_is_no_file_is_not_replaced_by_one(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(os.path.join(folder, "pipe"))
+            why = loadgen.save(folder, "pipe", {})
+            self.assertIn("pipe could not be written: it is a folder or a device", why)
+            self.assertEqual(os.listdir(folder), ["pipe"])
+            self.assertFalse(os.path.isfile(os.path.join(folder, "pipe")))
+
     def test_a_pasted_command_names_its_result_as_vllm_does(self) -> None:
         words = "vllm bench serve --port 1 --save-result --result-dir d --result-filename f.json"
         args = loadgen.parse_args(words.split())
