@@ -237,6 +237,11 @@ def named(flag: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
 # <<<<
 
 
+Facts = Mapping[str, Any]  # a summary, or a part of one
+Rows = List[Dict[str, Any]]  # messages, readings, findings
+Records = Sequence["Record"]
+
+
 # ---- 2. The flags ------------------------------------------------------------------------------
 
 
@@ -326,9 +331,7 @@ def think_time(text: str) -> Lengths:
 
 def rates(text: str) -> List[float]:
     """A list of rates, separated by commas; auto is an empty one."""
-    if text == "auto":
-        return []
-    return [positive(part) for part in text.split(",")]
+    return [] if text == "auto" else [positive(part) for part in text.split(",")]
 
 
 def shard(text: str) -> Tuple[int, int]:
@@ -588,8 +591,7 @@ def parse_args(argv: Sequence[str]) -> Any:
         group = parser.add_argument_group(title)
         for flag in flags:
             names = flag.names.split()
-            default = "" if flag.default is None else f" (default: {flag.default:g})"
-            shown = flag.help + default
+            shown = flag.help + ("" if flag.default is None else f" (default: {flag.default:g})")
             if flag.kind is None:
                 group.add_argument(*names, action="store_true", help=shown)
                 continue
@@ -885,8 +887,8 @@ def make_plan(load: Load, work: Work, seed: int, expected_e2e_s: float) -> Plan:
         ahead = (itertools.takewhile(lambda r: r.due_s < end_s, endless) if not load.closed
                  else itertools.islice(endless, load.concurrency))
         requests = tuple(itertools.islice(ahead, PREPARED_MAX))
-    shapes = [shape_of(work.n_in), shape_of(work.n_out)]
-    told = [load, shapes, work.shared_prefix, work.prefix_groups, seed, *traffic_told(work)]
+    told = [load, [shape_of(work.n_in), shape_of(work.n_out)], work.shared_prefix,
+            work.prefix_groups, seed, *traffic_told(work)]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     return Plan(load, work, seed, requests, window, digest)
 
@@ -932,7 +934,7 @@ class Trace(NamedTuple):
 class PromptItem(NamedTuple):
     """One prompt of the customer's."""
 
-    messages: List[Dict[str, Any]]
+    messages: Rows
     n_out: Optional[int]  # of the file's reply: given, or estimated from its text
     more: Dict[str, Any]  # tools and the like, for chat
 
@@ -1253,7 +1255,7 @@ def most_at_once(plan: Plan) -> int:
 # -- the customer's prompts
 
 
-def joined(messages: Sequence[Mapping[str, Any]]) -> str:
+def joined(messages: Sequence[Facts]) -> str:
     """The text of messages, for completions and for estimates."""
     texts = []
     for message in messages:
@@ -1367,8 +1369,7 @@ MIX_FIELDS: Dict[str, Callable[[str], Any]] = {
     "slo_e2e_ms": positive, "model": word, "workload": word}
 
 
-def traffic_class(row: Mapping[str, Any], where: str, fallback: Mapping[str, Optional[float]]
-                  ) -> TrafficClass:
+def traffic_class(row: Facts, where: str, fallback: Mapping[str, Optional[float]]) -> TrafficClass:
     """One class from its JSON object, its weight still as written."""
     unknown = sorted(set(row) - set(MIX_FIELDS))
     if unknown:
@@ -1739,7 +1740,7 @@ class Prompts:
         shared = 0 if planned.turn else min(round(shared / a_word), total - 1)
         return " ".join(self.units(planned, shared, total, WORDS))
 
-    def messages(self, planned: Planned, shared: int) -> List[Dict[str, Any]]:
+    def messages(self, planned: Planned, shared: int) -> Rows:
         """The new messages of a request; the customer's own with a nonce in front."""
         if planned.prompt < 0:
             return [{"role": "user", "content": self.text(planned, shared)}]
@@ -1763,7 +1764,7 @@ class Target(NamedTuple):
     chat: bool
     model: str
     headers: Tuple[Tuple[str, str], ...]  # with the key: never printed
-    extra_body: Mapping[str, Any]
+    extra_body: Facts
     ignore_eos: bool
     token_ids: bool  # completions prompts as ids
 
@@ -1821,7 +1822,7 @@ def models_of(work: Work, target: Target) -> Dict[str, Target]:
 
 
 def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int,
-            talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+            talk: Optional[Rows] = None) -> bytes:
     """The JSON body of one request. `talk` is what was said before it; its messages are added."""
     fields: Dict[str, Any] = {"model": target.model}
     if not target.chat and target.token_ids and talk is None:
@@ -1842,7 +1843,7 @@ def body_of(target: Target, prompts: Prompts, planned: Planned, shared: int,
 
 
 def encode(target: Target, prompts: Prompts, planned: Planned, shared: int, run: int,
-           talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+           talk: Optional[Rows] = None) -> bytes:
     """The bytes of one request, head and body in one piece."""
     name = "warmup" if run < 0 else run
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream",
@@ -1930,8 +1931,6 @@ def header_fields(lines: List[str]) -> Dict[str, str]:
 def header_list(headers: Mapping[str, str], name: str) -> List[str]:
     """The lower-case members of a comma-separated header."""
     return [word for word in (w.strip().lower() for w in headers.get(name, "").split(",")) if word]
-
-
 
 
 class Body:
@@ -2068,31 +2067,26 @@ class Inflater:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What `data` inflates to, in pieces of at most 1 MiB."""
+        if self._unsure:
+            data = self._lead = self._lead + data
+            if len(data) < 2:
+                return
+            self._unsure = False
+            if data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2], "big") % 31:
+                self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
         while data:
-            piece, data = self._step(data)
+            try:
+                piece = self._zlib.decompress(data, INFLATE_STEP)
+            except zlib.error as error:
+                raise WireError(f"a broken compressed body: {printable(str(error))}") from None
+            data = self._zlib.unconsumed_tail
+            if self._zlib.eof:  # the next member, if there is one
+                data, self._zlib = self._zlib.unused_data, zlib.decompressobj(32 + zlib.MAX_WBITS)
             self._total += len(piece)
             if self._total > INFLATED_MAX:
                 raise WireError(f"a body that inflates to over {INFLATED_MAX} bytes")
             if piece:
                 yield piece
-
-    def _step(self, data: bytes) -> Tuple[bytes, bytes]:
-        if self._unsure:
-            data = self._lead = self._lead + data
-            if len(data) < 2:
-                return b"", b""
-            self._unsure = False
-            if data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2], "big") % 31:
-                self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            piece = self._zlib.decompress(data, INFLATE_STEP)
-        except zlib.error as error:
-            raise WireError(f"a broken compressed body: {printable(str(error))}") from None
-        if self._zlib.eof:  # the next member, if there is one
-            rest = self._zlib.unused_data
-            self._zlib = zlib.decompressobj(32 + zlib.MAX_WBITS)
-            return piece, rest
-        return piece, self._zlib.unconsumed_tail
 
 
 class Sse(NamedTuple):
@@ -2154,10 +2148,6 @@ class SseLines:
             raise WireError(f"an event of over {EVENT_MAX} bytes")
         return events
 
-    def end(self) -> List[Sse]:
-        """The event that the body's end completes, though its blank line never came."""
-        return self.feed(b"\n\n")
-
     def _take(self, line: bytes, events: List[Sse]) -> None:
         """One line: a blank one ends the event, every other adds to it."""
         if line.startswith(BOM):
@@ -2186,7 +2176,7 @@ class SseLines:
 NOTHING, REASONING, ANSWER = 0, 1, 2  # what a chunk carries
 
 
-def chunk_output(choice: Mapping[str, Any]) -> int:
+def chunk_output(choice: Facts) -> int:
     """What one choice of a chunk carries: NOTHING, REASONING or ANSWER.
 
     >>> chunk_output({"delta": {"reasoning": "h", "content": ""}}) == REASONING
@@ -2212,12 +2202,10 @@ def chunk_output(choice: Mapping[str, Any]) -> int:
     return REASONING if shown else NOTHING
 
 
-def called(call: Mapping[str, Any]) -> bool:
+def called(call: Facts) -> bool:
     """Whether a tool call's piece has a name or arguments."""
     function = call.get("function") or {}
     return bool(function.get("name") or function.get("arguments"))
-
-
 
 
 def token_count(value: Any) -> Optional[int]:
@@ -2277,7 +2265,7 @@ SIZES = [b"%x\r\n" % size for size in range(2048)]  # chunk-size lines
 PLAIN = bytes(set(range(32, 127)) - set(b'"\\'))  # what stands for itself in a JSON string
 
 
-def around(data: bytes, choice: Mapping[str, Any]) -> Tuple[bytes, bytes]:
+def around(data: bytes, choice: Facts) -> Tuple[bytes, bytes]:
     """The bytes before and after the text of an ordinary chunk; NO_TWIN for any other.
 
     A later chunk with these around plain text means the same but for the text, so it need not be
@@ -2578,16 +2566,12 @@ class Reply:
             if not choices or message.get("error"):
                 self._report(data, at_ns, certain=False)
         except MISSHAPEN:
-            self._misshapen(data)
-
-    def _misshapen(self, data: bytes) -> None:
-        """Note an event that is no chunk, unless the end of the body has cut it short."""
-        if self._over and (data.startswith(b"{") or b"[DONE]".startswith(data)):
-            return
-        self.bad_events += 1
-        if not self.error:
-            self.server_message = printable(data[:KIB].decode("utf-8", "replace"))
-            self.error = f"not a chunk: {self.server_message}"[:MESSAGE_MAX]
+            if self._over and (data.startswith(b"{") or b"[DONE]".startswith(data)):
+                return  # the end of the body has cut it short
+            self.bad_events += 1
+            if not self.error:
+                self.server_message = printable(data[:KIB].decode("utf-8", "replace"))
+                self.error = f"not a chunk: {self.server_message}"[:MESSAGE_MAX]
 
     def _finish(self, reason: Any, at_ns: int) -> None:
         reason = reason.get("type") if type(reason) is dict else reason
@@ -2631,7 +2615,7 @@ class Reply:
         if self._document is not None:
             self._read_document(bytes(self._document), at_ns)
             return
-        for event in self._sse.end():
+        for event in self._sse.feed(b"\n\n"):  # the last one, though its blank line never came
             self._dispatch(event, at_ns)
 
     def _read_document(self, document: bytes, at_ns: int) -> None:
@@ -2683,7 +2667,6 @@ class Reply:
         return next(((name, why) for holds, name, why in verdicts if holds), ("ok", ""))
 
 
-
 class TalkingReply(Reply):
     """A reply that keeps its answer, for the next turn; each event is then decoded twice."""
 
@@ -2710,6 +2693,7 @@ class TalkingReply(Reply):
 # text alone (Reply.feed), that costs less than keeping it, whose bytes would leave the cache.
 
 READABLE, WRITABLE = 1, 2  # as in selectors
+READ, READ_WRITE, READY_MOST = 1, 5, 4096  # as in epoll, where 4 is room to write
 SO_TIMESTAMPNS = 35  # Linux: each read then carries the time at which the kernel received it,
 STAMP = struct.Struct("qq")  # as seconds and nanoseconds of the real-time clock
 READ_BYTES = 65536
@@ -2914,7 +2898,6 @@ class Tls:
         self.want = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
         self.error = ssl.SSLError
 
-
     def decrypt(self, data: bytes) -> bytes:
         """The plain bytes that these encrypted ones complete."""
         self.incoming.write(data)
@@ -2943,40 +2926,27 @@ class Tls:
         return self.outgoing.read()
 
 
-class Poller:
-    """Readiness of sockets: epoll where there is one, else what selectors offers."""
+class Selecting:
+    """What selectors offers, under the names and bits of epoll: for systems that have no epoll."""
 
     def __init__(self) -> None:
         """Nothing registered."""
-        self.epoll = select.epoll() if hasattr(select, "epoll") else None
-        if self.epoll is None:
-            import selectors
-            self.selector = selectors.DefaultSelector()
+        import selectors
+        self.selector = selectors.DefaultSelector()
+        self.unregister, self.close = self.selector.unregister, self.selector.close
 
-    def watch(self, fd: int, write: bool, new: bool = False) -> None:
-        """Wait for reads, and for room to write where asked."""
-        if self.epoll is not None:
-            mask = select.EPOLLIN | (select.EPOLLOUT if write else 0)
-            (self.epoll.register if new else self.epoll.modify)(fd, mask)
-        else:
-            (self.selector.register if new else self.selector.modify)(fd, 1 | (2 if write else 0))
+    def register(self, fd: int, mask: int) -> None:
+        """Wait for data to read, and for room to write where the mask says so."""
+        self.selector.register(fd, READABLE | WRITABLE if mask == READ_WRITE else READABLE)
 
-    def forget(self, fd: int) -> None:
-        """Stop waiting for a socket."""
-        if self.epoll is not None:
-            self.epoll.unregister(fd)
-        else:
-            self.selector.unregister(fd)
+    def modify(self, fd: int, mask: int) -> None:
+        """Wait for that from now on."""
+        self.selector.modify(fd, READABLE | WRITABLE if mask == READ_WRITE else READABLE)
 
-    def poll(self, timeout_s: float) -> Sequence[Tuple[int, int]]:
-        """(descriptor, mask) of what is ready; bit 4 of the mask is room to write, as in epoll."""
-        if self.epoll is not None:
-            return self.epoll.poll(timeout_s, 4096)
-        return [(key.fd, 4 if mask & 2 else 1) for key, mask in self.selector.select(timeout_s)]
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        (self.epoll or self.selector).close()
+    def poll(self, timeout_s: float, _most: int) -> Sequence[Tuple[int, int]]:
+        """(descriptor, mask) of what is ready."""
+        return [(key.fd, 4 if mask & WRITABLE else READ)
+                for key, mask in self.selector.select(timeout_s)]
 
 
 class Wiring(NamedTuple):
@@ -3018,7 +2988,7 @@ class Outgoing(NamedTuple):
 
     planned: Planned
     data: bytes
-    talk: Optional[List[Dict[str, Any]]] = None
+    talk: Optional[Rows] = None
 
 
 AHEAD_BYTES = 64 * MIB  # of requests made before the run; the others when nothing else is due
@@ -3052,7 +3022,7 @@ class Source:
         """A request with its bytes."""
         if planned.session < 0:
             return Outgoing(planned, self.make(planned))
-        talk: List[Dict[str, Any]] = []
+        talk: Rows = []
         return Outgoing(planned, self.make(planned, talk), talk)
 
     def prepare(self) -> None:
@@ -3110,7 +3080,7 @@ class Source:
         if follow is None or not record.ok or record.end_ns is None:
             self.sessions -= 1
             if follow is not None and record.cls not in ("cancelled", "unsent"):
-                self.lost += sum(1 for _ in turns_of([follow]))
+                self.lost += len(list(turns_of([follow])))
             return
         talk = [*out.talk, {"role": "assistant", "content": said}]
         # end_ns is when the loop woke: bytes that came while it read are stamped later
@@ -3133,7 +3103,6 @@ class Source:
         return found
 
 
-
 class Driver:
     """Sends the requests of one plan (or its share) and records what comes back."""
 
@@ -3142,7 +3111,8 @@ class Driver:
         """on_record gets each record as its request ends."""
         self.wiring, self.host, self.load = wiring, host, load
         self.on_record = on_record
-        self.poller, self.clocks, self.health = Poller(), Clocks(), ClientHealth()
+        self.poller: Any = select.epoll() if hasattr(select, "epoll") else Selecting()
+        self.clocks, self.health = Clocks(), ClientHealth()
         self.conns: Dict[int, Channel] = {}
         self.idle: List[Channel] = []
         self.opening = 0
@@ -3183,7 +3153,7 @@ class Driver:
                             else ("refused", os.strerror(code)))
             return None
         self.conns[conn.fd] = conn
-        self.poller.watch(conn.fd, write=True, new=True)
+        self.poller.register(conn.fd, READ_WRITE)
         self.opening += 1
         self.health.opened += 1
         return conn
@@ -3196,7 +3166,7 @@ class Driver:
             self.opening -= 1
         elif conn.state == IDLE:
             self.idle.remove(conn)
-        self.poller.forget(conn.fd)
+        self.poller.unregister(conn.fd)
         conn.sock.close()
 
     def advance(self, conn: Channel, now_ns: int) -> None:
@@ -3207,21 +3177,17 @@ class Driver:
                 kind = "connect_timeout" if code == errno.ETIMEDOUT else "refused"
                 self.lost(conn, kind, os.strerror(code), now_ns)
                 return
-            conn.state = HANDSHAKE
-            if self.wiring.proxy_connect:
-                conn.out = self.wiring.proxy_connect
-            elif self.wiring.tls:
-                conn.tls = Tls(self.wiring.tls, self.host)
+            conn.state, conn.out = HANDSHAKE, self.wiring.proxy_connect
         if conn.state == HANDSHAKE:
             self.shake(conn, now_ns)
 
     def shake(self, conn: Channel, now_ns: int) -> None:
         """Go on opening: the proxy's tunnel, then TLS; idle when nothing is left to do."""
-        if self.wiring.proxy_connect and conn.tls is None:
-            if not self.flush(conn) or not self.tunnelled(conn, now_ns):
+        if conn.tls is None:
+            if self.wiring.proxy_connect and not (
+                    self.flush(conn) and self.tunnelled(conn, now_ns)):
                 return
-            if self.wiring.tls:
-                conn.tls = Tls(self.wiring.tls, self.host)
+            conn.tls = Tls(self.wiring.tls, self.host) if self.wiring.tls else None
         if conn.tls is not None:
             try:
                 if not self.tls_step(conn):
@@ -3235,7 +3201,7 @@ class Driver:
                 return
         conn.state, conn.idle_ns = IDLE, now_ns
         self.opening -= 1
-        self.poller.watch(conn.fd, write=False)
+        self.poller.modify(conn.fd, READ)
         if conn.reserved is not None:
             self.send(conn, *conn.reserved, now_ns)
         else:
@@ -3245,14 +3211,13 @@ class Driver:
         """Whether the proxy has opened the tunnel; its refusal ends the connection."""
         try:
             data = conn.sock.recv(READ_BYTES)
+            conn.reads.append(data)
+            head = take_head(bytearray(b"".join(conn.reads)))
         except BlockingIOError:
             return False
         except OSError as error:
             self.lost(conn, "refused", f"proxy: {error.strerror}", now_ns)
             return False
-        conn.reads.append(data)
-        try:
-            head = take_head(bytearray(b"".join(conn.reads)))
         except WireError as error:
             self.lost(conn, "malformed", f"proxy: {error}", now_ns)
             return False
@@ -3283,7 +3248,7 @@ class Driver:
             try:
                 data = conn.sock.recv(READ_BYTES)
             except BlockingIOError:
-                self.poller.watch(conn.fd, write=bool(conn.out))
+                self.poller.modify(conn.fd, READ_WRITE if conn.out else READ)
                 return False
             if not data:
                 raise OSError(errno.ECONNRESET, "closed during the TLS handshake")
@@ -3358,7 +3323,7 @@ class Driver:
             self.health.lag_s.append(max(0, stamp_ns - record.ready_ns) * NS)
         if written < len(data):
             conn.out = data[written:]
-            self.poller.watch(conn.fd, write=True)
+            self.poller.modify(conn.fd, READ_WRITE)
 
     def flush(self, conn: Channel) -> bool:
         """Write what is left to write; True when all of it is out."""
@@ -3370,7 +3335,7 @@ class Driver:
             except OSError:
                 conn.out = b""  # the answer may still be read: a 413, say, before all was sent
         if not conn.out and conn.state == BUSY:
-            self.poller.watch(conn.fd, write=False)
+            self.poller.modify(conn.fd, READ)
         return not conn.out
 
     # -- receiving
@@ -3407,7 +3372,6 @@ class Driver:
             elif why and kind in ("truncated", "empty"):
                 kind, text = "truncated", why
             self.end(conn, kind, text, now_ns)
-
 
     def resend(self, conn: Channel, now_ns: int) -> None:
         """Once more on a new connection: the server had closed this one before a byte came."""
@@ -3482,24 +3446,19 @@ class Driver:
             record, reply = conn.record, conn.reply
             if record is None or reply is None or record.sent_ns is None:
                 continue
-            self.limit(conn, record, reply, now_ns)
-
-    def limit(self, conn: Channel, record: Record, reply: Reply, now_ns: int) -> None:
-        """End a request that is past one of its limits."""
-        limits = self.wiring.timeouts
-        age_s = (now_ns - (record.sent_ns or now_ns)) * NS
-        if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
-            reply.eof(now_ns)
-            self.end(conn, *reply.outcome(), now_ns)
-        elif len(reply.event_ns) > 2 * record.n_out_planned + EVENTS_SPARE:
-            self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
-                     f"{record.n_out_planned} tokens asked for", now_ns)
-        elif age_s > limits.total_s:
-            self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
-        elif not reply.event_ns and age_s > limits.first_output_s:
-            self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
-        elif reply.event_ns and (now_ns - reply.event_ns[-1]) * NS > limits.stall_s:
-            self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
+            age_s = (now_ns - record.sent_ns) * NS
+            if reply.finish_ns is not None and (now_ns - reply.finish_ns) * NS > GRACE_S:
+                reply.eof(now_ns)
+                self.end(conn, *reply.outcome(), now_ns)
+            elif len(reply.event_ns) > 2 * record.n_out_planned + EVENTS_SPARE:
+                self.end(conn, "malformed", f"{len(reply.event_ns)} output events for "
+                         f"{record.n_out_planned} tokens asked for", now_ns)
+            elif age_s > limits.total_s:
+                self.end(conn, "timeout", NOT_OVER.format(limits.total_s), now_ns)
+            elif not reply.event_ns and age_s > limits.first_output_s:
+                self.end(conn, "timeout", NO_OUTPUT.format(limits.first_output_s), now_ns)
+            elif reply.event_ns and (now_ns - reply.event_ns[-1]) * NS > limits.stall_s:
+                self.end(conn, "stalled", STALLED.format(limits.stall_s), now_ns)
 
     def top_up(self, spare: int, now_ns: int) -> None:
         """Keep so many connections ready beyond those in use, a few at a time."""
@@ -3508,21 +3467,16 @@ class Driver:
             if self.wiring.address is None or self.open(now_ns) is None:
                 return
 
-    def prepare(self, connections: int) -> None:
+    def prepare(self, wanted: int) -> None:
         """Open connections before the clock starts, so that the first requests find them."""
-        if self.wiring.address is None:
-            return
         end_ns = time.perf_counter_ns() + round(self.wiring.timeouts.connect_s / NS)
-        wanted = connections
         while len(self.idle) < wanted and time.perf_counter_ns() < end_ns:
-            now_ns = time.perf_counter_ns()
             if not self.opening:
-                before = self.health.opened
-                self.top_up(wanted, now_ns)
-                if self.health.opened - before < 1:
+                self.top_up(wanted, time.perf_counter_ns())
+                if not self.opening:
                     return
             ready = len(self.idle)
-            self.handle(self.poller.poll(0.1), time.perf_counter_ns())
+            self.handle(self.poller.poll(0.1, READY_MOST), time.perf_counter_ns())
             if not self.opening and len(self.idle) == ready:
                 return  # refused: the requests will find out for themselves
 
@@ -3553,7 +3507,7 @@ class Driver:
                 time.sleep(BATCH_S)
                 wait_s -= BATCH_S
             # epoll counts in milliseconds: wait short of the deadline, then sleep the rest
-            ready = poll(wait_s - MS if wait_s > MS else 0.0)
+            ready = poll(wait_s - MS if wait_s > MS else 0.0, READY_MOST)
             if not ready and 0 < wait_s <= MS:
                 time.sleep(min(wait_s, BATCH_S))
             woke_ns = clock()
@@ -3626,7 +3580,6 @@ class Driver:
         if not conn.reply.lingering:
             self.settle(conn)
 
-
     def dispatch(self, source: Source, now_ns: int, stop: Callable[[], bool]) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
         if stop():
@@ -3667,7 +3620,6 @@ class Driver:
             self.finish(self.waiting.popleft()[1], "cancelled", why, now_ns)
 
 
-
 NO_OUTPUT, NOT_OVER = "no output within {:g} s (first output)", "not over within {:g} s (total)"
 STALLED = "no output for {:g} s (stall)"
 
@@ -3688,8 +3640,6 @@ def judged(record: Record, limits: Timeouts, kind: str, why: str) -> Tuple[str, 
     return kind, why
 
 
-
-
 # ---- 7. Workers and runs -----------------------------------------------------------------------
 # One process by default. With --workers N the plan is shared out by index after it is made, so
 # that the arrival process is the same for any N; each worker is a fork with a driver of its own.
@@ -3704,7 +3654,7 @@ class Outcome(NamedTuple):
     start_ns: int
     calibration: Calibration
     warnings: List[str]
-    rows: Sequence[Mapping[str, Any]] = ()  # readings of the server's metrics, section 7b
+    rows: Sequence[Facts] = ()  # readings of the server's metrics, section 7b
     simulated: bool = False  # on the virtual clock: nothing was measured
 
 
@@ -3808,7 +3758,7 @@ def run_plan(plan: Plan, run: int, r: Running, calibration: Calibration,
     prompts = Prompts(plan.seed, r.salt + run, r.unique, calibration, plan.work)
     models = models_of(plan.work, r.target)
 
-    def make(planned: Planned, talk: Optional[List[Dict[str, Any]]] = None) -> bytes:
+    def make(planned: Planned, talk: Optional[Rows] = None) -> bytes:
         return encode(models.get(planned.cls, r.target), prompts, planned,
                       shared_of(planned, plan.work), run, talk)
 
@@ -3925,26 +3875,10 @@ class Board:
     def __init__(self, workers: int) -> None:
         """Nobody ready, nobody over, no start time."""
         import mmap
-        self.page, self.workers = mmap.mmap(-1, 2 * workers + 8), workers
-
-    def ready(self, number: int) -> None:
-        """A worker has prepared its share, or has died."""
-        self.page[number] = 1
-
-
-    def over(self, number: int, mine: bool) -> bool:
-        """A worker's measured requests have ended, or not; whether everybody's have."""
-        self.page[self.workers + number] = mine
-        return all(self.page[self.workers:2 * self.workers])
-
-    @property
-    def start_ns(self) -> int:
-        """When the plan's clock begins [ns]; 0 while that is not settled."""
-        return int.from_bytes(self.page[2 * self.workers:], "little")
-
-    def start(self, at_ns: int) -> None:
-        """Settle it."""
-        self.page[2 * self.workers:] = at_ns.to_bytes(8, "little")
+        page = memoryview(mmap.mmap(-1, 8 + 2 * workers))
+        self.start_ns = page[:8].cast("q")  # one number: the clock's start; 0 until it is settled
+        self.ready = page[8:8 + workers]  # of each worker: it has prepared its share, or died
+        self.over = page[8 + workers:]  # whether its measured requests have ended
 
 
 def fork_workers(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
@@ -3970,14 +3904,14 @@ def fork_workers(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
             os.waitpid(child, 0)
         raise UserError(f"--workers {r.workers}: cannot start so many processes: "
                         f"{error.strerror}") from None
-    outcome = Outcome(plan, [], [], 0, calibration, [])
     parts = gather(board, pipes, children, r)
     for child in children:
         os.waitpid(child, 0)
+    outcome = Outcome(plan, [], [], board.start_ns[0], calibration, [])
     for number, data in sorted(parts.items()):
         share = plan.requests[r.shard[0] + r.shard[1] * number::r.shard[1] * r.workers]
-        take_part(outcome, share, run, data, board.start_ns)
-    return outcome._replace(start_ns=board.start_ns)
+        take_part(outcome, share, run, data)
+    return outcome
 
 
 def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Running
@@ -3986,26 +3920,24 @@ def gather(board: Board, pipes: Dict[int, int], children: Sequence[int], r: Runn
     parts: Dict[int, bytes] = dict.fromkeys(pipes.values(), b"")
     told = False
     while pipes:
-        if not board.start_ns and all(board.page[:r.workers]):
-            board.start(max(r.start_ns, time.perf_counter_ns() + round(READY_S / NS)))
+        if not board.start_ns[0] and all(board.ready):
+            board.start_ns[0] = max(r.start_ns, soon())
         if r.stop() and not told:
             told = True
             for child in children:  # a signal for the parent alone is meant for all
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGINT)
-        for reader in select.select(list(pipes), [], [], MS if not board.start_ns else 0.1)[0]:
+        for reader in select.select(list(pipes), [], [], 0.1 if board.start_ns[0] else MS)[0]:
             data = os.read(reader, 1 << 20)
             parts[pipes[reader]] += data
             if not data:
                 number = pipes.pop(reader)
                 os.close(reader)
-                board.ready(number)
-                board.over(number, True)
+                board.ready[number] = board.over[number] = 1
     return parts
 
 
-def take_part(outcome: Outcome, share: Sequence[Planned], run: int, data: bytes, start_ns: int
-              ) -> None:
+def take_part(outcome: Outcome, share: Sequence[Planned], run: int, data: bytes) -> None:
     """Add a worker's records; a worker that died leaves its requests cancelled, not forgotten."""
     import pickle
     try:
@@ -4014,7 +3946,7 @@ def take_part(outcome: Outcome, share: Sequence[Planned], run: int, data: bytes,
         health, records = ClientHealth(), []
         health.died = True
         for planned in share:
-            due_ns = start_ns + round(planned.due_s / NS)
+            due_ns = outcome.start_ns + round(planned.due_s / NS)
             record = Record(planned, run, due_ns, outcome.plan.measured(planned.due_s))
             record.cls, record.error = "cancelled", "its worker process died"
             records.append(record)
@@ -4030,13 +3962,17 @@ def worker_main(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
     records: List[Record] = []
 
     def start() -> int:
-        board.ready(number)
-        while not board.start_ns and not r.stop():
+        board.ready[number] = 1
+        while not board.start_ns[0] and not r.stop():
             time.sleep(MS / 2)
-        return r.begin(board.start_ns)
+        return r.begin(board.start_ns[0])
+
+    def all_over(mine: bool) -> bool:
+        board.over[number] = mine
+        return all(board.over)
 
     health, _ = work_share(plan, run, r, make, (number, r.workers), connections, records,
-                           lambda mine: board.over(number, mine), start)
+                           all_over, start)
     with os.fdopen(writer, "wb") as file:
         pickle.dump((records, health), file, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -4230,7 +4166,7 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
 
 def scrape(sock: socket.socket, read: Callable[[], Dict[str, Any]]) -> None:
     """A fork's life: a reading a second, and, asked, one more and all of them as a line of JSON."""
-    rows: List[Dict[str, Any]] = []
+    rows: Rows = []
     every_s, next_s = SCRAPE_S, math.inf
     while True:
         wait_s = None if next_s == math.inf else max(0.0, next_s - time.monotonic())
@@ -4264,7 +4200,7 @@ class Scraper:
             os._exit(0)
         other.close()
 
-    def take(self) -> List[Dict[str, Any]]:
+    def take(self) -> Rows:
         """The readings since the last time, the newest made now; [] where the process is gone."""
         data = bytearray()
         try:
@@ -4274,7 +4210,7 @@ class Scraper:
                 if not part:
                     return []
                 data += part
-            rows: List[Dict[str, Any]] = json.loads(data)
+            rows: Rows = json.loads(data)
             return rows
         except OSError:
             self.sock.close()  # an answer that comes too late would be taken for the next
@@ -4360,7 +4296,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
                    for row in inside[::step]]}
 
 
-def histogram_delta(first: Mapping[str, Any], last: Mapping[str, Any]) -> Dict[str, Any]:
+def histogram_delta(first: Facts, last: Facts) -> Dict[str, Any]:
     """{n, mean, p50, p99} [s] of the TTFTs between two readings, percentiles by the buckets."""
     none = dict.fromkeys(("n", "mean", "p50", "p99"))
     if "ttft" not in last or "ttft" not in first:
@@ -4375,8 +4311,7 @@ def histogram_delta(first: Mapping[str, Any], last: Mapping[str, Any]) -> Dict[s
             "p50": bucket_quantile(buckets, 0.5), "p99": bucket_quantile(buckets, 0.99)}
 
 
-def server_warnings(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any],
-                    last: Mapping[str, Any]) -> List[str]:
+def server_warnings(rows: Sequence[Facts], first: Facts, last: Facts) -> List[str]:
     """What is doubtful about a run's readings."""
     lost = [row for row in rows if "engine" not in row]
     bad = max(row.get("bad", 0) for row in rows)
@@ -4394,7 +4329,7 @@ def server_warnings(rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any],
          "for several")) if wrong]
 
 
-def server_lines(server: Optional[Mapping[str, Any]]) -> List[str]:
+def server_lines(server: Optional[Facts]) -> List[str]:
     """What the engine said, beside our own figures."""
     if server is None:
         return []
@@ -4419,7 +4354,6 @@ def server_lines(server: Optional[Mapping[str, Any]]) -> List[str]:
                 f"not comparable, it counted {ttft['n']:.0f} first tokens and we {ours['n']} (other"
                 " users, or one of several replicas)"))
     return lines + [f"    warning: {text}" for text in server["warnings"]]
-
 
 
 # ---- 8. Statistics -----------------------------------------------------------------------------
@@ -4541,7 +4475,7 @@ def spread_of(values: Sequence[float], factor: Optional[float] = None) -> Dict[s
     return {**found, "n_effective": len(values) / factor}
 
 
-def itl_spread(records: Sequence[Record]) -> Dict[str, Any]:
+def itl_spread(records: Records) -> Dict[str, Any]:
     """The gaps between output events, pooled over successes, to a microsecond.
 
     Gaps of one request move together, so the sample is worth n / design effect: the variance
@@ -4621,7 +4555,7 @@ def slo_statement(slo: Slo) -> Dict[str, Any]:
     return {**slo._asdict(), "classes": {name: own._asdict() for name, own in slo.classes.items()}}
 
 
-def slo_from(told: Mapping[str, Any]) -> Slo:
+def slo_from(told: Facts) -> Slo:
     """The SLO that a summary.json was judged by; KeyError or TypeError where it is not one."""
     return Slo(**{**told, "classes": {name: Slo(**own) for name, own in told.get(
         "classes", {}).items()}})
@@ -4637,7 +4571,7 @@ def share_interval(hits: int, n: float, total: int) -> Tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional[float]:
+def in_flight_mean(records: Records, span: Tuple[int, int]) -> Optional[float]:
     """Time average of due and not finished over the span, L of Little's law."""
     start_ns, end_ns = span
     if end_ns <= start_ns:
@@ -4649,7 +4583,7 @@ def in_flight_mean(records: Sequence[Record], span: Tuple[int, int]) -> Optional
 SERIES_BINS = 80
 
 
-def in_flight_series(records: Sequence[Record], start_ns: int) -> List[List[float]]:
+def in_flight_series(records: Records, start_ns: int) -> List[List[float]]:
     """[[seconds from the run's start, mean in flight in the bin that ends there], ...]."""
     end_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
     width_ns = -(-(end_ns - start_ns) // SERIES_BINS)
@@ -4673,8 +4607,7 @@ def in_flight_series(records: Sequence[Record], start_ns: int) -> List[List[floa
             for i, (a, b) in enumerate(zip(held, held[1:SERIES_BINS + 1]))]
 
 
-def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
-              ) -> Dict[str, Any]:
+def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) -> Dict[str, Any]:
     """One run's summary, SI units; the keys of summary.json."""
     everything = sorted(outcome.records, key=lambda r: (r.due_ns, r.id))
     records = [r for r in everything if r.measured]
@@ -4713,8 +4646,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True
     return summary
 
 
-def judgement(records: Sequence[Record], lost: int, slo: Slo, rate: Optional[float]
-              ) -> Dict[str, Any]:
+def judgement(records: Records, lost: int, slo: Slo, rate: Optional[float]) -> Dict[str, Any]:
     """attainment of the SLO, its 95% interval, goodput [1/s]; lost requests count as misses."""
     met = [1.0 if slo.met(r) else 0.0 for r in records] + [0.0] * lost
     if not (slo.any and met):
@@ -4725,7 +4657,7 @@ def judgement(records: Sequence[Record], lost: int, slo: Slo, rate: Optional[flo
             "goodput_rps": None if rate is None else rate * attainment}
 
 
-def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[float],
+def part_of(records: Records, slo: Slo, span_s: float, rate: Optional[float],
             offered: int) -> Dict[str, Any]:
     """What a part of a run's requests saw (a class, first or later turns), as the run itself."""
     good = [r for r in records if r.ok]
@@ -4742,7 +4674,7 @@ def part_of(records: Sequence[Record], slo: Slo, span_s: float, rate: Optional[f
             "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}}
 
 
-def measured_span(plan: Plan, records: Sequence[Record], start_ns: int, interrupted: bool
+def measured_span(plan: Plan, records: Records, start_ns: int, interrupted: bool
                   ) -> Tuple[int, int]:
     """What is measured [ns]: the window, or first due to last end in count mode."""
     last_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
@@ -4752,7 +4684,7 @@ def measured_span(plan: Plan, records: Sequence[Record], start_ns: int, interrup
     return (records[0].due_ns if records else start_ns), last_ns
 
 
-def offered_rate(plan: Plan, records: Sequence[Record], span_s: float) -> Optional[float]:
+def offered_rate(plan: Plan, records: Records, span_s: float) -> Optional[float]:
     """Requests due over the span in which they were due [1/s]; closed loops offer what they get."""
     if not records:
         return None
@@ -4762,7 +4694,7 @@ def offered_rate(plan: Plan, records: Sequence[Record], span_s: float) -> Option
     return (len(records) - 1) / due_s if due_s > 0 else None
 
 
-def tokens(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int],
+def tokens(everything: Records, records: Records, span: Tuple[int, int],
            span_s: float) -> Dict[str, Any]:
     """Token rates over the span: output tokens received in it, from whatever request."""
     def received(r: Record) -> float:
@@ -4788,7 +4720,7 @@ def offered_s(records: Iterable[Record], key: str) -> Iterator[Optional[float]]:
         yield math.inf if seconds is None and (not r.ok or r.first_ns is None) else seconds
 
 
-def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, Any]:
+def latencies(records: Records, good: Records) -> Dict[str, Any]:
     """Every latency over offered requests (failures infinitely late) and over successes."""
     found: Dict[str, Any] = {}
     spread = functools.lru_cache(maxsize=None)(spread_of)  # most often, many are the same
@@ -4809,8 +4741,7 @@ def latencies(records: Sequence[Record], good: Sequence[Record]) -> Dict[str, An
     return found
 
 
-def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[int, int]
-           ) -> Dict[str, Any]:
+def little(everything: Records, records: Records, span: Tuple[int, int]) -> Dict[str, Any]:
     """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
     mean = in_flight_mean(everything, span)
     ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
@@ -4823,8 +4754,7 @@ def little(everything: Sequence[Record], records: Sequence[Record], span: Tuple[
     return {"in_flight_mean": mean, "in_flight_max": most, "little_rps_x_s": product}
 
 
-def input_error(good: Sequence[Record], token_ids: bool, calibration: Calibration
-                ) -> Dict[str, Any]:
+def input_error(good: Records, token_ids: bool, calibration: Calibration) -> Dict[str, Any]:
     """The input length that the server counted against the planned one."""
     pairs = [(r.n_in_planned, r.n_in) for r in good if r.n_in and r.n_in_planned]
     counted = [r.n_in for r in good if r.n_in]
@@ -4865,8 +4795,6 @@ def client_summary(outcome: Outcome) -> Dict[str, Any]:
     return found
 
 
-
-
 def trend(values: Sequence[float]) -> Tuple[bool, float, float]:
     """Whether a series of a queueing system rises through the run: (rises, first, last third).
 
@@ -4888,8 +4816,7 @@ def trend(values: Sequence[float]) -> Tuple[bool, float, float]:
     return tau > 0.6 and last > 1.5 * first, first, last
 
 
-def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outcome
-            ) -> Tuple[str, List[str]]:
+def verdict(summary: Facts, records: Records, outcome: Outcome) -> Tuple[str, List[str]]:
     """VALID, UNSTABLE (about the server) or CLIENT-LIMITED (about us), with reasons and advice."""
     reasons = client_reasons(summary["client"])
     limited = summary["failures"].get("client_limit")
@@ -4930,7 +4857,7 @@ def verdict(summary: Mapping[str, Any], records: Sequence[Record], outcome: Outc
     return ("UNSTABLE", reasons[:1]) if reasons else ("VALID", [])
 
 
-def in_flight_at_arrivals(records: Sequence[Record]) -> List[float]:
+def in_flight_at_arrivals(records: Records) -> List[float]:
     """How many were in flight when each request came due."""
     ends: List[int] = []
     levels = []
@@ -4942,7 +4869,7 @@ def in_flight_at_arrivals(records: Sequence[Record]) -> List[float]:
     return levels
 
 
-def settled_levels(records: Sequence[Record]) -> List[float]:
+def settled_levels(records: Records) -> List[float]:
     """in_flight_at_arrivals, without the time in which an empty server fills: the quick E2Es."""
     levels = in_flight_at_arrivals(records)
     took = sorted((r.end_ns or r.due_ns) - r.due_ns for r in records)
@@ -4952,7 +4879,7 @@ def settled_levels(records: Sequence[Record]) -> List[float]:
     return [level for level, r in zip(levels, records) if r.due_ns >= from_ns]
 
 
-def client_reasons(client: Mapping[str, Any]) -> List[str]:
+def client_reasons(client: Facts) -> List[str]:
     """What the client did wrong, if anything; bundled reads only beside one of these."""
     lag, busy, share = client["send_lag_s"], client["loop_busy_s"], client["cpu_share"]
     found = []
@@ -4969,8 +4896,7 @@ def client_reasons(client: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def warnings_of(summary: Mapping[str, Any], good: Sequence[Record], plan: Plan, unique: bool
-                ) -> List[str]:
+def warnings_of(summary: Facts, good: Records, plan: Plan, unique: bool) -> List[str]:
     """What a reader should know beside the verdict."""
     found = []
     mean, product = summary["in_flight_mean"], summary["little_rps_x_s"]
@@ -5639,7 +5565,7 @@ CORE_FULL = 0.9  # of a core used by the API server: one Python process can hard
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
 
-def signs(good: Sequence[Record], summary: Mapping[str, Any]) -> Dict[str, Any]:
+def signs(good: Records, summary: Facts) -> Dict[str, Any]:
     """What findings need to know of single requests, and no other key tells. Seconds, tokens.
 
     base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
@@ -5692,8 +5618,7 @@ def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
     return base_s, slope
 
 
-def spikes_in(good: Sequence[Record], limit_ns: int, prefills: Sequence[Tuple[int, int]]
-              ) -> Dict[str, Any]:
+def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
     """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
 
     A token that leaves with a prefill's last step is stamped just before it: a millisecond is
@@ -5723,10 +5648,10 @@ def spikes_in(good: Sequence[Record], limit_ns: int, prefills: Sequence[Tuple[in
 class Case(NamedTuple):
     """One run to be judged, the runs around it by load, the SLO and the plan."""
 
-    run: Mapping[str, Any]
-    runs: Sequence[Mapping[str, Any]]  # that can be trusted, by how much was in flight
-    slo: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    run: Facts
+    runs: Sequence[Facts]  # that can be trusted, by how much was in flight
+    slo: Facts
+    plan: Facts
 
     def p(self, key: str, name: str = "p99") -> Optional[float]:
         """A percentile over successes [s]: failures are no symptom of the table."""
@@ -5743,8 +5668,6 @@ class Case(NamedTuple):
         """What the engine said; None where it said nothing."""
         value = (self.run["server"] or {}).get(key)
         return value.get(part) if isinstance(value, Mapping) else value
-
-
 
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
@@ -5973,7 +5896,7 @@ FINDINGS = (
 )
 
 
-def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def findings(summary: Facts) -> Rows:
     """Each symptom that shows: figures of the first run that shows it, the others named."""
     runs = summary["runs"]
     sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
@@ -5994,48 +5917,34 @@ def findings(summary: Mapping[str, Any]) -> List[Dict[str, Any]]:
     return found
 
 
-def met_with_margin(summary: Mapping[str, Any]) -> str:
-    """The most loaded run meets the SLO with margin: throughput is fine, cost may be too high."""
-    slo, run = summary["slo"], summary["runs"][-1]
-    limits = [(run[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
-    wide = all(p99 is not None and p99 <= MARGIN * limit for p99, limit in limits)
-    return run["label"] if limits and wide and run["verdict"] == "VALID" else ""
-
-
-def no_low_load(summary: Mapping[str, Any]) -> str:
-    """A limit is missed and no run is at low load; the rate that would be."""
-    slo, runs = summary["slo"], [r for r in summary["runs"] if r["in_flight_mean"]]
+def advice(summary: Facts) -> List[str]:
+    """What is no finding, but worth a line: cost, and what these runs cannot show."""
+    slo, last, found = summary["slo"], summary["runs"][-1], []
+    limits = [(last[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
+    if limits and last["verdict"] == "VALID" and all(
+            p99 is not None and p99 <= MARGIN * limit for p99, limit in limits):
+        found.append(f"COST  the SLO is met with margin at {last['label']}: run nearer the goodput "
+                     "knee (--find-goodput), or take FP8 or a smaller model")
+    runs = [run for run in summary["runs"] if run["in_flight_mean"]]
     missed = any((run[key]["successes"]["p99"] or 0) > slo[key] for run in runs
                  for key in ("ttft_s", "tpot_s") if slo[key])
-    if not missed or any(run["in_flight_mean"] <= LOW_IN_FLIGHT for run in runs):
-        return ""
-    least = min(runs, key=lambda run: run["in_flight_mean"])
-    ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
-    alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
-    return figure(1 / alone_s, 2) if alone_s else ""
+    if missed and all(run["in_flight_mean"] > LOW_IN_FLIGHT for run in runs):
+        least = min(runs, key=lambda run: run["in_flight_mean"])
+        ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
+        alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
+        if alone_s:
+            found.append("ASK   no run at low load, so bandwidth and prefill cannot be told from "
+                         "the batch and the queue: add one at about "
+                         f"{figure(1 / alone_s, 2)} req/s")
+    if not any(own[key] for own in (slo, *slo.get("classes", {}).values())
+               for key in ("ttft_s", "tpot_s")):
+        found.append("ASK   no SLO was given, so what is high at low load cannot be said: "
+                     "--slo-ttft-ms and --slo-tpot-ms")
+    return [*found, "ASK   out of memory at start-up shows only in the engine's start-up log: "
+            "capacity.py --startup-log FILE reads it"]
 
 
-ADVICE = (  # what to say, and when; %s is what the test gives
-    ("COST  the SLO is met with margin at %s: run nearer the goodput knee (--find-goodput), or "
-     "take FP8 or a smaller model", met_with_margin),
-    ("ASK   no run at low load, so bandwidth and prefill cannot be told from the batch and the "
-     "queue: add one at about %s req/s", no_low_load),
-    ("ASK   no SLO was given, so what is high at low load cannot be said: --slo-ttft-ms and "
-     "--slo-tpot-ms%s", lambda summary: "" if any(slo[key] for slo in (
-         summary["slo"], *summary["slo"].get("classes", {}).values())
-         for key in ("ttft_s", "tpot_s")) else " "),
-    ("ASK   out of memory at start-up shows only in the engine's start-up log: capacity.py "
-     "--startup-log FILE reads it%s", lambda summary: " "),
-)
-
-
-def advice(summary: Mapping[str, Any]) -> List[str]:
-    """What is no finding, but worth a line: cost, and what these runs cannot show."""
-    told = ((text, test(summary)) for text, test in ADVICE)
-    return [(text % value).rstrip() for text, value in told if value]
-
-
-def finding_lines(summary: Mapping[str, Any]) -> List[str]:
+def finding_lines(summary: Facts) -> List[str]:
     """The findings and the advice as text."""
     found, runs = summary.get("findings", ()), summary["runs"]
     why = (summary.get("metrics") or {}).get("why")
@@ -6063,7 +5972,7 @@ class Column(NamedTuple):
     """One column: its head, its cell from a run's summary; its head and figure on the page."""
 
     head: str
-    cell: Callable[[Mapping[str, Any]], str]
+    cell: Callable[[Facts], str]
     title: str = ""
     path: Tuple[str, ...] = ()
 
@@ -6073,7 +5982,7 @@ def optional(value: Optional[float], form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def tail_ms(spread: Mapping[str, Any], key: str = "p99") -> str:
+def tail_ms(spread: Facts, key: str = "p99") -> str:
     """A percentile in ms, '~' after it where the sample does not bound it."""
     value = in_ms(spread[key])
     return value + ("~" if spread["n"] and spread[f"{key}_high"] is None else "")
@@ -6101,14 +6010,14 @@ TABLE = (  # the usual columns first and in this order, then ours
 )
 
 
-def verdict_text(run: Mapping[str, Any]) -> str:
+def verdict_text(run: Facts) -> str:
     """The verdict; a simulated run measured nothing, and says so in its place."""
     if not run.get("simulated"):
         return str(run["verdict"])
     return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
-def render_table(runs: Sequence[Mapping[str, Any]]) -> List[str]:
+def render_table(runs: Sequence[Facts]) -> List[str]:
     """The table, a line a run."""
     return columns([[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs])
 
@@ -6119,7 +6028,7 @@ def columns(rows: Sequence[Sequence[str]]) -> List[str]:
     return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
 
-def render(summary: Mapping[str, Any]) -> str:
+def render(summary: Facts) -> str:
     """The whole report as text."""
     search = summary.get("goodput_search")
     runs = summary["runs"]
@@ -6135,8 +6044,7 @@ def render(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], rows: str
-              ) -> List[str]:
+def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
     """What the marks in the table's rows mean, and the knee if the sweep shows one."""
     slo = summary["slo"]
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
@@ -6159,7 +6067,7 @@ def footnotes(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], row
     return lines
 
 
-def search_lines(search: Mapping[str, Any]) -> List[str]:
+def search_lines(search: Facts) -> List[str]:
     """The points of a search for the knee, and what they say."""
     lines = columns([("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
                     + [(f"{p['rate_rps']:g}", f"{p['offered']:,}",
@@ -6185,9 +6093,7 @@ def share(value: float) -> str:
     return f"{value * 100:.6g}%"
 
 
-
-
-def run_lines(run: Mapping[str, Any]) -> List[str]:
+def run_lines(run: Facts) -> List[str]:
     """The details of one run."""
     lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
     lines += [f"    {reason}" for reason in run["reasons"][1:]]
@@ -6224,7 +6130,7 @@ def run_lines(run: Mapping[str, Any]) -> List[str]:
     return lines
 
 
-def latency_line(name: str, spread: Mapping[str, Any], longest: Any = None) -> str:
+def latency_line(name: str, spread: Facts, longest: Any = None) -> str:
     """p50, p90, p99 with its interval, mean and longest of one latency."""
     if not spread["n"]:
         return f"  {name:<12} -"
@@ -6251,9 +6157,7 @@ def part_lines(name: str, part: Any) -> List[str]:
         ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
 
-
-
-def setup_lines(summary: Mapping[str, Any]) -> List[str]:
+def setup_lines(summary: Facts) -> List[str]:
     """The setup statement: what was asked of what, and how."""
     plan, target = summary["plan"], summary["target"]
     run = summary["runs"][0]
@@ -6384,7 +6288,7 @@ def server_facts(target: Target, wiring: Wiring) -> Dict[str, str]:
             if value}
 
 
-def setup_of(args: Any, said: Mapping[str, Any], known: Optional[Mapping[str, Any]] = None,
+def setup_of(args: Any, said: Facts, known: Optional[Facts] = None,
              redacted: Callable[[str], str] = str) -> Dict[str, Any]:
     """The setup: {fact: [[value, source], ...]}, most believed first; None: nobody stated it."""
     d = args.deployed
@@ -6419,7 +6323,7 @@ def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
                      for value in values) or "not stated"
 
 
-def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
+def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
     """(the run at which to operate, what to know about it or why there is none).
 
     The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
@@ -6448,7 +6352,7 @@ def operating_point(summary: Mapping[str, Any]) -> Tuple[Optional[int], str]:
     return best, "; ".join(notes)
 
 
-def by_rate(runs: Sequence[Mapping[str, Any]]) -> List[int]:
+def by_rate(runs: Sequence[Facts]) -> List[int]:
     """Indices of the runs by the rate asked for, else the one that came about."""
     return sorted(range(len(runs)), key=lambda i: float(
         runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
@@ -6470,7 +6374,7 @@ def conclude(summary: Dict[str, Any], args: Any) -> None:
         "per_1m_output": None if where is None else by_run[where]}
 
 
-def fact_lines(summary: Mapping[str, Any]) -> List[str]:
+def fact_lines(summary: Facts) -> List[str]:
     """The facts of the setup, the operating point and its price, as text."""
     facts, point = summary.get("setup") or {}, summary.get("operating_point") or {}
     lines = [f"       {name}: {stated(told)}" for name, told in facts.items() if told]
@@ -6485,7 +6389,7 @@ def fact_lines(summary: Mapping[str, Any]) -> List[str]:
     return lines + ([f"COST   {cost_text(summary)}"] if summary.get("cost") else [])
 
 
-def cost_text(summary: Mapping[str, Any]) -> str:
+def cost_text(summary: Facts) -> str:
     """The price of output at the operating point, or why there is none."""
     cost = summary["cost"]
     if not cost["gpus"]:
@@ -6496,7 +6400,7 @@ def cost_text(summary: Mapping[str, Any]) -> str:
     return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
 
 
-def run_name(run: Mapping[str, Any]) -> str:
+def run_name(run: Facts) -> str:
     """A run by its load: 8/s, c=4, ..."""
     return f"{run['label']}/s" if run["rate_rps"] else str(run["label"])
 
@@ -6509,8 +6413,6 @@ def esc(text: Any) -> str:
     """Text for HTML: nothing in it is markup, no control or direction character survives."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
                    for c in str(text)).translate(ESCAPED)
-
-
 
 
 class Cell(NamedTuple):
@@ -6526,8 +6428,7 @@ class Cell(NamedTuple):
         return ' data-path="{}" data-value="{}"'.format(*told) if self.path else ""
 
 
-def cell(summary: Mapping[str, Any], path: Tuple[Any, ...],
-         show: Callable[[Any], str] = figure) -> Cell:
+def cell(summary: Facts, path: Tuple[Any, ...], show: Callable[[Any], str] = figure) -> Cell:
     """The figure at a path, '-' where it is absent."""
     value = dig(summary, *path)
     return Cell("-" if value is None else show(value), path, value)
@@ -6614,7 +6515,7 @@ def polyline(points: Iterable[Tuple[float, float]], kind: str) -> str:
     return f'<polyline class="{kind}" points="{told}"/>'
 
 
-def whisker(across: float, spread: Mapping[str, Any], p: str, py: Place, kind: str) -> str:
+def whisker(across: float, spread: Facts, p: str, py: Place, kind: str) -> str:
     """The 95% interval of a percentile; its upper end open and dashed where there is none."""
     low, value, high = (spread.get(key) for key in (f"{p}_low", p, f"{p}_high"))
     if low is None or value is None or value == math.inf:
@@ -6626,7 +6527,7 @@ def whisker(across: float, spread: Mapping[str, Any], p: str, py: Place, kind: s
                                  f'{max(TOP - 8, end - 24)}"/>')
 
 
-def rate_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+def rate_chart(summary: Facts, key: str, name: str) -> str:
     """The deliverable: a p99 over output tok/s, a point a run, SLO line, operating point."""
     runs, limit = summary["runs"], dig(summary, "slo", key)
     where = dig(summary, "operating_point", "run")
@@ -6690,7 +6591,7 @@ def place_label(text: str, spot: Tuple[float, float], taken: List[Box], kind: st
     return told
 
 
-def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
+def drawn_runs(summary: Facts, most: int) -> List[int]:
     """The runs to draw one by one: the ends, the operating point and its neighbours."""
     order, where = by_rate(summary["runs"]), dig(summary, "operating_point", "run")
     last, middle = len(order) - 1, len(order) // 2 if where is None else order.index(where)
@@ -6698,7 +6599,7 @@ def drawn_runs(summary: Mapping[str, Any], most: int) -> List[int]:
     return [order[k] for k in sorted(nearest[:most])]
 
 
-def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
+def curve_chart(summary: Facts, key: str, name: str) -> str:
     """The distribution of a latency by percentile, a line a run, 95% intervals at p50 and p99."""
     where = dig(summary, "operating_point", "run")
     shown = [(i, run[key]) for i, run in ((i, summary["runs"][i]) for i in drawn_runs(summary, 5))
@@ -6737,7 +6638,7 @@ def curve_chart(summary: Mapping[str, Any], key: str, name: str) -> str:
     return chart(f"{name} by percentile", desc, (x, y), marks)
 
 
-def time_charts(summary: Mapping[str, Any], i: int) -> str:
+def time_charts(summary: Facts, i: int) -> str:
     """What was in flight over a run, beside the server's queue and KV use where they are known."""
     run, found = summary["runs"][i], ""
     server = dig(run, "server", "series") or ()
@@ -6766,9 +6667,7 @@ def time_charts(summary: Mapping[str, Any], i: int) -> str:
     return found
 
 
-
-
-def runs_table(summary: Mapping[str, Any]) -> str:
+def runs_table(summary: Facts) -> str:
     """The text report's table, with the cost of each run where it is known."""
     shown, rows = [c for c in TABLE if c.title], []
     costs = dig(summary, "cost", "per_1m_output_by_run")
@@ -6785,7 +6684,7 @@ def runs_table(summary: Mapping[str, Any]) -> str:
         f'<p class="note">{esc(line)}</p>\n' for line in notes)
 
 
-def latency_table(summary: Mapping[str, Any]) -> str:
+def latency_table(summary: Facts) -> str:
     """Percentiles with their 95% intervals."""
     places = ("p50", "p50_low", "p50_high", "p90", "p99", "p99_low", "p99_high", "mean", "max")
     rows = [[f"{name} {run_name(summary['runs'][i])}",
@@ -6797,7 +6696,7 @@ def latency_table(summary: Mapping[str, Any]) -> str:
                  ("", *(p.replace("_", " ") for p in places)), rows)
 
 
-def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
+def parts_table(summary: Facts, key: str, caption: str) -> str:
     """Classes or turns of every run that has them, one row each."""
     shows: Tuple[Any, ...] = (
         ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
@@ -6810,7 +6709,7 @@ def parts_table(summary: Mapping[str, Any], key: str, caption: str) -> str:
     return table(caption, ("", *(show[0] for show in shows)), rows) if rows else ""
 
 
-def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
+def setup_rows(summary: Facts) -> List[Tuple[str, str]]:
     """The setup statement, (fact, text) each; the run's own clauses are the text report's."""
     machine, runs = summary["environment"], summary["runs"]
     names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
@@ -6826,7 +6725,7 @@ def setup_rows(summary: Mapping[str, Any]) -> List[Tuple[str, str]]:
          f"{machine['python']}"), ("started", machine["started"])]
 
 
-def lead(summary: Mapping[str, Any]) -> str:
+def lead(summary: Facts) -> str:
     """The answer first: the operating point and its figures."""
     runs, slo, cost = summary["runs"], summary["slo"], summary.get("cost")
     where, note = (dig(summary, "operating_point", key) for key in ("run", "note"))
@@ -6864,7 +6763,7 @@ def lead(summary: Mapping[str, Any]) -> str:
         f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"
 
 
-def remarks(summary: Mapping[str, Any]) -> str:
+def remarks(summary: Facts) -> str:
     """Verdicts with their reasons, warnings and failures, a paragraph a run that has any."""
     found = ""
     for run in summary["runs"]:
@@ -6876,7 +6775,7 @@ def remarks(summary: Mapping[str, Any]) -> str:
     return found or "<p>Every run is VALID, without warnings or failures.</p>\n"
 
 
-def findings_list(summary: Mapping[str, Any]) -> str:
+def findings_list(summary: Facts) -> str:
     """What the symptoms point to, and the advice."""
     found = summary.get("findings")
     rows = (("Evidence", "evidence"), ("Likely cause", "cause"), ("vLLM", "vllm"),
@@ -6940,7 +6839,7 @@ READING = (
     "Goodput: offered rate times the share of requests that met every SLO.")
 
 
-def page(summary: Mapping[str, Any]) -> str:
+def page(summary: Facts) -> str:
     """report.html. Pure; the figures are the summary's own."""
     model = dig(summary, "setup", "model", 0, 0) or dig(summary, "target", "model") or "a model"
     alerts = ["SIMULATED on a virtual clock: nothing was measured."
@@ -6951,7 +6850,6 @@ def page(summary: Mapping[str, Any]) -> str:
     if limited:
         alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
                       "their figures are not to be trusted.")
-    found = findings_list(summary)
     cost = summary.get("cost")
     sections = [
         ("Latency against throughput", '<p class="note">One point for each offered rate; hollow '
@@ -6962,7 +6860,7 @@ def page(summary: Mapping[str, Any]) -> str:
          + (f'<p class="note">Cost: {esc(cost_text(summary))}</p>' if cost else "")
          + parts_table(summary, "classes", "Classes") + parts_table(summary, "turns", "Turns")),
         ("Verdicts and warnings", remarks(summary)),
-        ("Findings", found),
+        ("Findings", findings_list(summary)),
         ("Distributions", '<div class="charts">' + "".join(
             curve_chart(summary, key, name) for key, name in (
                 ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL"), ("e2e_s", "E2E")))
@@ -7073,13 +6971,12 @@ def profile_from(data: Any) -> Profile:
             raise UserError(f"engine profile: {name} must be {wanted}, not {json.dumps(value)}")
         fields[name] = kind(value)
     profile = MOCK._replace(**fields)
-    if profile.max_num_batched_tokens < profile.max_num_seqs:
-        raise UserError(f"engine profile: max_num_batched_tokens {profile.max_num_batched_tokens} "
-                        f"is less than max_num_seqs {profile.max_num_seqs}")
-    if profile.spec_acceptance > 1:
-        raise UserError("engine profile: spec_acceptance is a share, at most 1")
-    if not profile.weights_s + profile.overhead_s + profile.sequence_s:
-        raise UserError("engine profile: a step must take time; set weights_s")
+    tokens, seats = profile.max_num_batched_tokens, profile.max_num_seqs
+    refuse((tokens < seats, f"engine profile: max_num_batched_tokens {tokens} is less than "
+            f"max_num_seqs {seats}"),
+           (profile.spec_acceptance > 1, "engine profile: spec_acceptance is a share, at most 1"),
+           (not profile.weights_s + profile.overhead_s + profile.sequence_s,
+            "engine profile: a step must take time; set weights_s"))
     return profile
 
 
@@ -7342,7 +7239,6 @@ class Engine:
         del self.prefilling[:done]
         return budget - left
 
-
     def _await_block(self, job: Job) -> None:
         """Note when a decoding job will have filled its blocks, if that is before its end."""
         if job.capacity < job.n_in + job.max_tokens - 1:
@@ -7407,7 +7303,6 @@ class Engine:
                 job.capacity += self.profile.block_tokens
                 self._await_block(job)
 
-
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.profile.block_tokens)
 
@@ -7466,7 +7361,7 @@ class Virtual:
             (limits.total_s, NOT_OVER, collections.deque())]
         self.measured_open = self.freed_ns = 0  # freed: when a request last ended
         self.first_step, self.ends_ns = engine.steps, array.array("q")
-        self.rows: List[Dict[str, Any]] = []  # readings of the engine, as of its metrics
+        self.rows: Rows = []  # readings of the engine, as of its metrics
         self.read_ns, self.every_s = 0, SCRAPE_S
 
     def drive(self, source: Source, stop: Callable[[], bool]) -> bool:
@@ -7474,10 +7369,17 @@ class Virtual:
         now_ns, engine = source.start_ns, self.engine
         while not stop():
             if now_ns >= self.read_ns:
-                self.read(now_ns)
+                self.rows.append(engine_row(engine, now_ns))
+                if len(self.rows) >= ROWS_MAX:
+                    self.rows, self.every_s = self.rows[::2], 2 * self.every_s
+                self.read_ns = now_ns + round(self.every_s / NS)
             self.dispatch(source, now_ns)
             for job in engine.ended:
-                self.answered(job, now_ns)
+                record = self.records.pop(job.id)
+                self.stamp(record, job)
+                record.n_in, record.cached_tokens = job.n_in, job.cached or None
+                record.finish_reason = "length"
+                self.finish(record, *judged(record, self.limits, "ok", ""), now_ns)
             engine.ended = []
             self.expire(now_ns)
             next_ns = self.dispatch(source, now_ns)
@@ -7496,13 +7398,6 @@ class Virtual:
             self.finish(record, "unsent", "interrupted before it was sent", now_ns)
         self.cancel_all("interrupted", now_ns)
         return False
-
-    def read(self, now_ns: int) -> None:
-        """One reading, and when the next is due; past ROWS_MAX every other one goes."""
-        self.rows.append(engine_row(self.engine, now_ns))
-        if len(self.rows) >= ROWS_MAX:
-            self.rows, self.every_s = self.rows[::2], 2 * self.every_s
-        self.read_ns = now_ns + round(self.every_s / NS)
 
     def dispatch(self, source: Source, now_ns: int) -> Optional[int]:
         """Let go what is due; when the next one is [ns], None when there is none."""
@@ -7558,14 +7453,6 @@ class Virtual:
                     self.cut(record, "timeout", what.format(limit_s), now_ns)
                 waiting.popleft()
         return soonest_ns
-
-    def answered(self, job: Job, now_ns: int) -> None:
-        """A request has all its tokens."""
-        record = self.records.pop(job.id)
-        self.stamp(record, job)
-        record.n_in, record.cached_tokens = job.n_in, job.cached or None
-        record.finish_reason = "length"
-        self.finish(record, *judged(record, self.limits, "ok", ""), now_ns)
 
     def cut(self, record: Record, kind: str, why: str, now_ns: int) -> None:
         """End a request that the engine has, or is about to get."""
@@ -7689,7 +7576,7 @@ class RequestError(Exception):
         self.code, self.body = code, compact({"error": error}).encode()
 
 
-def tokens_of(data: Mapping[str, Any], chat: bool) -> List[Hashable]:
+def tokens_of(data: Facts, chat: bool) -> List[Hashable]:
     """The prompt's tokens: given ids are themselves, text counts one for each word."""
     if chat:
         messages = data.get("messages")
@@ -8532,14 +8419,9 @@ def peer_view(outcome: Outcome, slo: Slo, stamps_of: Callable[[Record], List[int
             "tpot_s": moments(tpot), "itl_s": moments(itl), "e2e_s": moments(e2e)}
 
 
-def vllm_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
-    """A run by vllm bench serve's definitions."""
-    return peer_view(outcome, slo, chunk_ns, True)
-
-
-def aiperf_view(outcome: Outcome, slo: Slo) -> Dict[str, Any]:
-    """A run by AIPerf's definitions; its "ITL" is tpot_s, its "inter chunk latency" itl_s."""
-    return peer_view(outcome, slo, lambda r: list(r.event_ns), False)
+vllm_view = functools.partial(peer_view, stamps_of=chunk_ns, one_token_passes=True)
+aiperf_view = functools.partial(  # its "ITL" is tpot_s, its "inter chunk latency" itl_s
+    peer_view, stamps_of=lambda r: list(r.event_ns), one_token_passes=False)
 
 
 COMPAT_ROWS = (
@@ -8560,7 +8442,7 @@ COMPAT_WHY = (
     "no TPOT, which passes a limit in ours and vLLM's, and fails in AIPerf's")
 
 
-def compat_lines(run: Mapping[str, Any]) -> List[str]:
+def compat_lines(run: Facts) -> List[str]:
     """The table of --compat: a run under three definitions; COMPAT_WHY says why they differ."""
     if "compat" not in run:
         return []
@@ -8574,8 +8456,7 @@ def compat_lines(run: Mapping[str, Any]) -> List[str]:
     return lines
 
 
-def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, Any], lists: bool
-                ) -> Dict[str, Any]:
+def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Dict[str, Any]:
     """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
 
     tokenizer_id is null, since none was used; where nothing succeeded, latencies are null (vLLM
@@ -8621,7 +8502,7 @@ def vllm_result(view: Mapping[str, Any], outcome: Outcome, target: Mapping[str, 
     return result
 
 
-def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
+def busiest_second(ok: Records) -> Tuple[float, int]:
     """(most chunks, most requests) in one second of the run, counted from its first send."""
     first_ns = min(map(peer_start_ns, ok), default=0)
     tokens, active = collections.Counter[int](), collections.Counter[int]()
@@ -8632,7 +8513,7 @@ def busiest_second(ok: Sequence[Record]) -> Tuple[float, int]:
     return float(max(tokens.values(), default=0)), max(active.values(), default=0)
 
 
-def result_path(args: Any, run: Mapping[str, Any], alone: bool) -> str:
+def result_path(args: Any, run: Facts, alone: bool) -> str:
     """Where a run's --save-result goes: the name given, -RATE before its end for a sweep."""
     name = args.save_result or args.result_filename
     if not name:
@@ -8645,7 +8526,7 @@ def result_path(args: Any, run: Mapping[str, Any], alone: bool) -> str:
     return os.path.join(args.result_dir or "", name)
 
 
-def after_run(args: Any, summary: Mapping[str, Any], outcome: Outcome, asked_ns: int = 0) -> str:
+def after_run(args: Any, summary: Facts, outcome: Outcome, asked_ns: int = 0) -> str:
     """What is added to the last run of a summary; why a result could not be saved, or ''."""
     run = summary["runs"][-1]
     run["start_unix_s"] = round((outcome.start_ns + Clocks().offset_ns) * NS, 6)
@@ -8660,7 +8541,7 @@ def after_run(args: Any, summary: Mapping[str, Any], outcome: Outcome, asked_ns:
     return peers_of(args, summary, outcome)
 
 
-def peers_of(args: Any, summary: Mapping[str, Any], outcome: Outcome) -> str:
+def peers_of(args: Any, summary: Facts, outcome: Outcome) -> str:
     """--compat and --save-result for the last run; why it could not be saved, or ''."""
     run, slo = summary["runs"][-1], slo_from(summary["slo"])
     if args.compat:
@@ -8718,7 +8599,7 @@ ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", 
             "finish_reason", "coalesced", "connect_s", "reused", "resent")
 
 
-def record_of(row: Mapping[str, Any]) -> Record:
+def record_of(row: Facts) -> Record:
     """The record of a line of requests.jsonl, the run's start being 0 ns; MISSHAPEN of another."""
     planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
     record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
@@ -8734,7 +8615,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
     return record
 
 
-def plan_of(saved: Mapping[str, Any], run: int) -> Plan:
+def plan_of(saved: Facts, run: int) -> Plan:
     """The plan of one run as plan.json keeps it."""
     def fixed(text: str) -> Lengths:  # known by name; the lengths drawn are in the requests
         return Lengths(text, math.nan, lambda q: math.nan)
@@ -8784,8 +8665,7 @@ def next_start_ns(start_ns: int, plan: Plan, ended_ns: int) -> int:
     return start_ns + math.ceil(wait_s / GRID_S) * round(GRID_S / NS)
 
 
-def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], number: int
-            ) -> Running:
+def aligned(r: Running, start_at_s: Optional[float], plans: Sequence[Plan], number: int) -> Running:
     """Wait until shortly before a run is to start; the run's settings with its start in them."""
     if start_at_s is None:
         return r
@@ -8821,7 +8701,7 @@ def load_shards(paths: Sequence[str]) -> Tuple[Dict[int, Saved], int]:
     return parts, of
 
 
-def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHealth:
+def health_of(client: Facts, records: Records) -> ClientHealth:
     """A shard's health from its summary and its records."""
     health = ClientHealth()
     health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
@@ -8836,7 +8716,7 @@ def health_of(client: Mapping[str, Any], records: Sequence[Record]) -> ClientHea
     return health
 
 
-def told_of(part: Optional[Saved], run: int) -> Optional[Mapping[str, Any]]:
+def told_of(part: Optional[Saved], run: int) -> Optional[Facts]:
     """What a shard's own summary says of a run; None where it says nothing."""
     runs = part.summary.get("runs", []) if part else []
     return runs[run] if run < len(runs) else None
@@ -8937,7 +8817,7 @@ def asked_slo(args: Any) -> Dict[str, Any]:
     return {**found, "attainment": args.slo_attainment} if found or args.gate else found
 
 
-def shard_lines(summary: Mapping[str, Any]) -> List[str]:
+def shard_lines(summary: Facts) -> List[str]:
     """Which shard of how many this is, or how they were joined, for the setup statement."""
     own, shards = summary["plan"].get("shard"), summary.get("shards")
     if own:
@@ -8965,12 +8845,12 @@ def less(b: float, a: float) -> float:
     return 0.0 if a == b else b - a
 
 
-def side_of(records: Sequence[Record], block: int, key: str) -> Side:
+def side_of(records: Records, block: int, key: str) -> Side:
     """A latency of each request with its block, ascending; failures infinitely late."""
     return sorted((v, i // block) for i, v in enumerate(offered_s(records, key)) if v is not None)
 
 
-def gaps_side(records: Sequence[Record], block: int) -> Side:
+def gaps_side(records: Records, block: int) -> Side:
     """The gaps between output events of successes with their block, ascending [s]."""
     return sorted((us * US, i // block) for i, r in enumerate(records) if r.ok
                   for us in r.gaps_us)
@@ -9002,7 +8882,7 @@ def diff_row(name: str, key: str, values: Edges, edges: Edges) -> Dict[str, Any]
 
 
 def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, enough: bool
-                   ) -> List[Dict[str, Any]]:
+                   ) -> Rows:
     """p50 and p99 of one latency in both runs; the same draws of blocks for both, so paired."""
     rows, choose = [], stream(1, "bootstrap").choices
     number = max(100, min(RESAMPLES, RESAMPLED_MOST // max(1, sum(map(len, sides)))))
@@ -9034,7 +8914,7 @@ def mean_difference(pairs: Sequence[Tuple[float, float]]) -> Edges:
     return mean - half, mean + half
 
 
-def token_slices(records: Sequence[Record], span_ns: int) -> List[float]:
+def token_slices(records: Records, span_ns: int) -> List[float]:
     """Output tokens a second in each of SLICES equal parts of the first span_ns of a run."""
     rates, each_s = [0.0] * SLICES, span_ns * NS / SLICES
     for r in records:
@@ -9045,8 +8925,7 @@ def token_slices(records: Sequence[Record], span_ns: int) -> List[float]:
     return rates
 
 
-def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Optional[float]
-            ) -> Dict[str, Any]:
+def compare(a: Records, b: Records, slo: Slo, rate_rps: Optional[float]) -> Dict[str, Any]:
     """Two runs of one plan, metric by metric, with 95% intervals of the difference.
 
     Requests are paired by id. Percentiles: bootstrap over blocks of successive requests, three
@@ -9062,7 +8941,7 @@ def compare(a: Sequence[Record], b: Sequence[Record], slo: Slo, rate_rps: Option
                  for side in (left, right))
     block = max(1, math.ceil(n ** (1 / 3)), math.ceil(3 * factor))
     blocks = -(-n // block) if n else 0
-    rows: List[Dict[str, Any]] = []
+    rows: Rows = []
     for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")):
         sides = side_of(left, block, key), side_of(right, block, key)
         rows += compare_spread(name, key, sides, blocks, n / factor >= 368)
@@ -9112,7 +8991,7 @@ def diff_command(args: Any) -> int:
     return 0
 
 
-def diff_lines(report: Mapping[str, Any]) -> List[str]:
+def diff_lines(report: Facts) -> List[str]:
     """The comparison as text."""
     lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url']}, {one['started']}"
              for name, one in (("a", report["a"]), ("b", report["b"]))]
@@ -9159,7 +9038,7 @@ def selftest_key(processes: int) -> str:
             f"{processes} workers")
 
 
-def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
+def known_selftest(outcome: Outcome) -> Facts:
     """What a self-test on a machine like this found, or nothing."""
     try:
         found = read_json(selftest_path()).get(selftest_key(len(outcome.health)))
@@ -9168,8 +9047,7 @@ def known_selftest(outcome: Outcome) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str, Any]
-                    ) -> List[str]:
+def beyond_selftest(run: Facts, outcome: Outcome, known: Facts) -> List[str]:
     """Why a run's means over its span are past what the self-test found right, for its verdict."""
     records, span_s = outcome.records, run["span_s"] or math.inf
     open_ns = sum(r.last_ns - r.first_ns for r in records
@@ -9183,7 +9061,7 @@ def beyond_selftest(run: Mapping[str, Any], outcome: Outcome, known: Mapping[str
             if isinstance(known.get(key), (int, float)) and load[key] > TEST_SPARE * known[key]]
 
 
-def stamp_errors(records: Sequence[Record], truth: Mapping[str, Sequence[int]]
+def stamp_errors(records: Records, truth: Mapping[str, Sequence[int]]
                  ) -> Tuple[List[float], List[float]]:
     """([TTFT error], [ITL error]) [s] of a run against the engine's own times of sending.
 
@@ -9258,10 +9136,11 @@ def selftest_command(args: Any) -> int:
     def say(found: Any) -> None:
         why = ("right" if found["right"] else "engine too slow" if not found["engine_kept_up"]
                else "; ".join(found["reasons"]) or "WRONG")
+        ttft, itl = (optional(found[key] and found[key] / MS, "{:.3f}")
+                     for key in ("ttft_error_p99_s", "itl_error_p99_s"))
         if not args.json:
             print(f"{found['streams']:>8.0f} {found['requests_per_s']:>11.0f} "
-                  f"{found['events_per_s']:>9.0f} {in_error(found['ttft_error_p99_s']):>9} "
-                  f"{in_error(found['itl_error_p99_s']):>8} "
+                  f"{found['events_per_s']:>9.0f} {ttft:>9} {itl:>8} "
                   f"{optional(found['cpu_share'], '{:.0%}'):>5}  {why}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -9287,11 +9166,6 @@ def selftest_command(args: Any) -> int:
     if r.stop():
         return 130
     return selftest_verdict(args, wide, quick, (why_wide, why_quick))
-
-
-def in_error(value: Optional[float]) -> str:
-    """An error in ms, to a thousandth."""
-    return "-" if value is None else f"{value / MS:.3f}"
 
 
 def selftest_verdict(args: Any, wide: Sequence[Any], quick: Sequence[Any], why: Tuple[str, str]
@@ -9371,30 +9245,23 @@ def wiring_of(args: Any, target: Target) -> Wiring:
                         args.timeout)
     if args.simulate is not None:
         return Wiring(socket.AF_INET, None, "", None, b"", timeouts, ())
-    context = tls_context(args) if target.scheme == "https" else None
+    context: Any = None
+    if target.scheme == "https":
+        import ssl
+        try:
+            context = ssl.create_default_context(cafile=args.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"--ca-file {args.ca_file}: {error}") from None
+        if args.insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     proxy = proxy_of(target) if args.proxy else None
-    tunnel = b""
-    if proxy:
-        place = f"{_bracketed(target.host)}:{target.port}"
-        tunnel = request_bytes("CONNECT", place, place, {}, b"")
+    place = f"{_bracketed(target.host)}:{target.port}"
+    tunnel = request_bytes("CONNECT", place, place, {}, b"") if proxy else b""
     family, address, why = reachable(*(proxy or (target.host, target.port)), args.connect_timeout)
     secrets = {part for _, value in target.headers for part in (value, value.split(" ")[-1])
                if len(part) > 5}
     return Wiring(family, address, why, context, tunnel, timeouts,
                   tuple(sorted(secrets, key=len, reverse=True)))
-
-
-def tls_context(args: Any) -> Any:
-    """TLS as the flags ask: the system's trust store, unless told otherwise."""
-    import ssl
-    try:
-        context = ssl.create_default_context(cafile=args.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(f"--ca-file {args.ca_file}: {error}") from None
-    if args.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
@@ -9417,8 +9284,7 @@ def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
     return host, port
 
 
-def reachable(host: str, port: int, limit_s: float
-              ) -> Tuple[int, Optional[Tuple[Any, ...]], str]:
+def reachable(host: str, port: int, limit_s: float) -> Tuple[int, Optional[Tuple[Any, ...]], str]:
     """(family, address, why not) of a host: the first of its addresses that answers, or of all."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -9457,8 +9323,7 @@ def first_model(target: Target, wiring: Wiring) -> Tuple[str, str]:
     return model, ""
 
 
-def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
-          ) -> Tuple[str, bytes]:
+def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S) -> Tuple[str, bytes]:
     """(status, body) of a GET on the target, bounded in time and size. OSError or WireError."""
     end_s = time.monotonic() + min(most_s, 2 * wiring.timeouts.connect_s)
     data = bytearray()
@@ -9475,7 +9340,8 @@ def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
                 raise OSError(f"{path} takes too long or is too long")
             return part
 
-        def head_of(sock: Any) -> Head:
+        def answer_of(sock: Any, request: bytes) -> Head:
+            sock.sendall(request)
             while True:
                 head = take_head(data)
                 if head is not None and not head.start[1].startswith("1"):
@@ -9486,36 +9352,30 @@ def fetch(target: Target, wiring: Wiring, path: str, most_s: float = MODELS_S
                 data.extend(part)
 
         if wiring.proxy_connect:
-            plain.sendall(wiring.proxy_connect)
-            status = head_of(plain).start[1]
+            status = answer_of(plain, wiring.proxy_connect).start[1]
             if status[:1] != "2":
                 raise WireError(f"the proxy answered {status}")
-        sock = (wiring.tls.wrap_socket(plain, server_hostname=target.host) if wiring.tls
-                else plain)
-        sock.sendall(request_bytes("GET", path, target.authority, dict(target.headers), b""))
-        head = head_of(sock)
-        framing = Body(head, True)
-        body = b"".join(framing.feed(bytes(data)))
-        while not framing.complete:
-            part = more(sock)
-            if not part:
-                break
+        sock = wiring.tls.wrap_socket(plain, server_hostname=target.host) if wiring.tls else plain
+        head = answer_of(sock, request_bytes("GET", path, target.authority, dict(target.headers),
+                                             b""))
+        framing, body, part = Body(head, True), b"", bytes(data)
+        while True:
             body += b"".join(framing.feed(part))
+            part = b"" if framing.complete else more(sock)
+            if not part:
+                return head.start[1], body
             data.extend(part)
-        return head.start[1], body
 
 
 def raise_descriptors(needed: int) -> str:
     """Raise RLIMIT_NOFILE as far as allowed; a warning where it stays under what is needed."""
     import resource
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and (soft < hard or hard == resource.RLIM_INFINITY):
-        goal = max(soft, min(1 << 20, hard) if hard != resource.RLIM_INFINITY else 1 << 20)
-        try:
+    goal = 1 << 20 if hard == resource.RLIM_INFINITY else min(1 << 20, hard)
+    if soft != resource.RLIM_INFINITY and soft < goal:
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
             soft = goal
-        except (ValueError, OSError):
-            pass
     if soft != resource.RLIM_INFINITY and needed + 32 > soft:
         return (f"only {soft} descriptors (ulimit -n) for up to {needed} connections: requests "
                 "past that fail as client_limit")
@@ -9603,12 +9463,10 @@ def environment() -> Dict[str, Any]:
     """The machine that the client ran on, without its name."""
     import platform
     model = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            model = next((line.split(":", 1)[1].strip() for line in file
-                          if line.startswith("model name")), "")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8",
+                                            errors="replace") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file
+                      if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"python": platform.python_version(), "system": platform.system(),
             "kernel": platform.release(), "machine": platform.machine(), "cpu": model,
@@ -9641,18 +9499,16 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
                      else (None, {"url": None, "engine": "simulated", "why": None}))
     running = running._replace(scraper=Scraper(read) if read else None)
     summary: Dict[str, Any] = {
-        "plan": {}, "target": target_statement(running.target), "slo": slo_statement(slo),
-        "environment": environment(), "warmup": warm, "simulated": simulated, "metrics": metrics,
-        "runs": []}
-    if simulated:
-        summary["target"]["url"] = None
+        "plan": {}, "target": {**target_statement(running.target), **({"url": None} if simulated
+                                                                      else {})},
+        "slo": slo_statement(slo), "environment": environment(), "warmup": warm,
+        "simulated": simulated, "metrics": metrics, "runs": []}
     if args.deployed:
         save(folder, "deploy.json", args.deployed)
     plans: List[Plan] = []
     unsaved = ""
 
-    def plan_more(loads: Sequence[Load], seed: int, e2e_s: float, tail_s: float = math.inf
-                  ) -> None:
+    def plan_more(loads: Sequence[Load], seed: int, e2e_s: float, tail_s: float = math.inf) -> None:
         nonlocal unsaved
         plans.extend(make_plan(load, work, seed, e2e_s)._replace(tail_s=tail_s) for load in loads)
         most = -(-most_connections(plans, e2e_s) // running.shard[1])
@@ -9864,7 +9720,7 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     return ""
 
 
-def exit_code(args: Any, summary: Mapping[str, Any]) -> int:
+def exit_code(args: Any, summary: Facts) -> int:
     """0 measured, 1 nothing succeeded, saved or to be trusted, 3 below the gate, 130 Ctrl-C."""
     runs = summary["runs"]
     if any(run["client"]["interrupted"] for run in runs):
