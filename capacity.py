@@ -361,7 +361,6 @@ class Answer:
 def _put_in(formula: str, numbers: Mapping[str, float]) -> str:
     """The formula with each name replaced by its number."""
     import re
-
     def shown(match: re.Match[str]) -> str:
         value = numbers.get(match[0])
         if value is None:
@@ -927,19 +926,14 @@ def _read_rest(fields: Fields, row: Row) -> None:
         row["notes"].append("per-layer input embeddings are estimated")
     vision = next((fields.outer[k] for k in ("vision_config", "visual")
                    if isinstance(fields.outer.get(k), dict)), None)
-    if vision:
-        row["vision_params"] = _vision_params(vision)
+    if vision:  # roughly depth * (4 h^2 + 2 h mlp); 0 if the config does not say
+        depth, hidden, mlp = (
+            next((vision[n] for n in names.split() if isinstance(vision.get(n), int)), 0)
+            for names in ("depth num_hidden_layers vt_num_hidden_layers",
+                          "hidden_size embed_dim vt_hidden_size",
+                          "intermediate_size vt_intermediate_size"))
+        row["vision_params"] = depth * (4 * hidden**2 + 2 * hidden * (mlp or 4 * hidden))
         row["notes"].append("the vision tower is not counted")
-
-
-def _vision_params(vision: Mapping[str, Any]) -> int:
-    """Rough size of a ViT: depth * (4 h^2 + 2 h mlp); 0 if the config does not say."""
-    sizes = [next((vision[n] for n in names.split() if isinstance(vision.get(n), int)), 0)
-             for names in ("depth num_hidden_layers vt_num_hidden_layers",
-                           "hidden_size embed_dim vt_hidden_size",
-                           "intermediate_size vt_intermediate_size")]
-    depth, hidden, mlp = sizes
-    return depth * (4 * hidden**2 + 2 * hidden * (mlp or 4 * hidden))
 
 
 def _read_odd_families(fields: Fields, row: Row) -> None:
@@ -1724,7 +1718,6 @@ def _without_prefix(name: str) -> str:
 def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     """Layers whose module path the expression matches, by any of the usual prefixes."""
     import re
-
     try:  # a repeated group that repeats inside can take for ever: no checkpoint needs one
         if len(regex) > 1000 or re.search(r"[*+}][^()]*\)+[*+{]", regex):
             raise re.error("nested repeats")
@@ -1782,22 +1775,6 @@ def standard_quant(name: str, model: Model) -> Quant:
 # ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
-def count_params(tensors: Sequence[Tensor], row: Row) -> Tuple[int, int]:
-    """(total, active per token) parameters.
-
-    Active leaves out the embedding look-up (a tied table counts once, as lm_head) and all but
-    top_k of the routed experts.
-    """
-    r = {**DEFAULTS, **row}
-    total = active = 0
-    looked_up = {"model.embed_tokens_per_layer", "" if r["tied"] else "model.embed_tokens"}
-    for t in tensors:
-        total += t.params
-        if t.name not in looked_up:
-            active += t.params // t.copies * r["top_k"] if t.copies > 1 else t.params
-    return total, active
-
-
 def build_preset(row: Row) -> Model:
     """The model of a row of presets.json; UserError where the row is broken."""
     try:
@@ -1808,14 +1785,23 @@ def build_preset(row: Row) -> Model:
 
 
 def build_model(row: Row) -> Model:
-    """The model that a row of presets.json, or of normalise(), describes."""
+    """The model that a row of presets.json, or of normalise(), describes.
+
+    Its active parameters leave out the embedding look-up (a tied table counts once, as lm_head)
+    and all but top_k of the routed experts. A multi-token-prediction layer is taken for the last
+    layer, a 2H x H projection and three norms.
+    """
     family = family_of([row.get("arch", "")]) or {}
     r: Row = {**DEFAULTS, **family, **row}
     if isinstance(r["blocks"], list):
         r["blocks"] = tuple(map(tuple, r["blocks"]))
     tensors = tensors_of(r)
-    total, active = count_params(tensors, r)
-    kinds = layer_kinds(r)
+    total = sum(t.params for t in tensors)
+    looked_up = {"model.embed_tokens_per_layer", "" if r["tied"] else "model.embed_tokens"}
+    active = sum(t.params // t.copies * r["top_k"] if t.copies > 1 else t.params
+                 for t in tensors if t.name not in looked_up)
+    last = sum(t.params // len(t.layers) for t in tensors if r["layers"] - 1 in t.layers)
+    drafts = 0 if r["layout"] or r["hc_mult"] else r["mtp"]
     quant: Optional[Quant] = r["quant"]
     size, native = (quantised_bytes(tensors, quant) if quant
                     else (r.get("weight_bytes"), r["native"]))
@@ -1833,12 +1819,12 @@ def build_model(row: Row) -> Model:
                   else r["head_dim"] or r["hidden"] // r["heads"]),
         vocab=r["vocab"], max_len=r["max_len"], tied=r["tied"], tensors=tensors,
         caches=caches_of(r), experts=r["experts"], top_k=r["top_k"],
-        expert_layers=sum(kind.ffn == "E" for kind in kinds),
+        expert_layers=sum(kind.ffn == "E" for kind in layer_kinds(r)),
         native=native, weight_bytes=size, weight_bytes_source=_bytes_source(quant),
         expert_byte_share=share,
         kv_native=quant.kv_native if quant else "", mtp_layers=r["mtp"],
-        mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
-        estimated=r["estimated"],
+        mtp_params=int(drafts * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"])),
+        vision_params=r["vision_params"], estimated=r["estimated"],
         notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
     )
 
@@ -1850,14 +1836,6 @@ def _bytes_source(quant: Optional[Quant]) -> str:
         return f"rough: quantization {quant.method or 'without a name'} is not known"
     return (f"counted from shapes and quantization ({quant.method})" if quant.method
             else f"counted from shapes at {quant.plain}")
-
-
-def _mtp_params(r: Row, tensors: Sequence[Tensor]) -> int:
-    """Multi-token-prediction layers: each a last layer, a 2H x H projection and three norms."""
-    if not r["mtp"] or r["layout"] or r["hc_mult"]:
-        return 0
-    last = sum(t.params // len(t.layers) for t in tensors if r["layers"] - 1 in t.layers)
-    return int(r["mtp"] * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"]))
 
 
 # ---- 3f. Checkpoints on disk and on the Hub ----------------------------------------------------
@@ -1937,7 +1915,6 @@ def total_size(index: Mapping[str, Any]) -> Optional[int]:
 def _safetensors_bytes(path: str) -> int:
     """Bytes of the tensors in a safetensors file, from its header."""
     import struct
-
     try:
         stored = os.path.getsize(path)
         with open(path, "rb") as file:
@@ -1969,7 +1946,6 @@ def _safetensors_bytes(path: str) -> int:
 def fetch_checkpoint(hf_id: str) -> Checkpoint:
     """As read_checkpoint, from the Hugging Face Hub or what HF_ENDPOINT names."""
     import re
-
     parts = hf_id.split("/")
     if len(parts) != 2 or not all(re.fullmatch(r"[A-Za-z0-9._-]+", p) and p.strip(".")
                                   for p in parts):
@@ -1996,7 +1972,6 @@ def _download(url: str, hf_id: str) -> Optional[bytes]:
     import urllib.error
     import urllib.parse
     import urllib.request
-
     class Redirect(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, req: Any, *args: Any) -> Any:
             found = super().redirect_request(req, *args)
@@ -2288,9 +2263,9 @@ def layout_text(d: Deployment) -> str:
     return " ".join(f"{n.upper()}={size}" for n, size in sizes if size > 1 or n == "tp")
 
 
-def fitting_tp(model: Model, most: int = 64) -> List[int]:
-    """TP sizes that divide the query heads and go evenly with the KV heads."""
-    return [n for n in range(1, most + 1) if not tp_problem(model, n)]
+def fitting_tp(model: Model) -> List[int]:
+    """TP sizes up to 64 that divide the query heads and go evenly with the KV heads."""
+    return [n for n in range(1, 65) if not tp_problem(model, n)]
 
 
 def tp_problem(model: Model, tp: int) -> str:
@@ -3303,7 +3278,6 @@ def read_startup_log(path: str) -> Dict[str, Any]:
 def parse_startup_log(text: str) -> Dict[str, Any]:
     """The figures of a start-up log's lines, by LOG_LINES."""
     import re
-
     patterns = [(key, re.compile(pattern), how) for key, pattern, how in LOG_LINES]
     found: Dict[str, Any] = {}
     for line in text.splitlines():
@@ -3337,7 +3311,6 @@ def engine_version(text: str) -> Version:
     () for what tells nothing: a source build calls itself 0.1.dev8168; 0.2x may be any of ten.
     """
     import re
-
     match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)(\.dev|x)?", text.strip().lower())
     if not match:
         raise UserError(f"{text!r} is no version; write 0.33 or 0.10.2")
@@ -4600,7 +4573,14 @@ def say_layout(case: Case, answer: Answer) -> None:
         return
     lines = []
     if d.pp > 1:
-        lines.append(pipeline_text(d, answer))
+        layers = answer.add("pipeline.layers_on_fullest_stage", -(-m.layers // d.pp))
+        idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
+                           "GPipe (1811.06965)", layers=m.layers, fullest=layers)
+        bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
+                             "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
+        lines.append(f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle "
+                     f"elsewhere), no latency gain; {bubble:.0%} of the stages idle at batch 1, "
+                     f"none from batch {d.pp}")
     if d.replicas > 1:
         tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
                             tok_s=case.batch / case.step.step_s)
@@ -4632,17 +4612,6 @@ def say_layout(case: Case, answer: Answer) -> None:
         answer.say("LAYOUT", *lines)
 
 
-def pipeline_text(d: Deployment, answer: Answer) -> str:
-    """Layers on the fullest stage, and what is idle."""
-    layers = answer.add("pipeline.layers_on_fullest_stage", -(-d.model.layers // d.pp))
-    idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
-                       "GPipe (1811.06965)", layers=d.model.layers, fullest=layers)
-    bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
-                         "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
-    return (f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle elsewhere), no "
-            f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
-
-
 def replicas_text(case: Case, answer: Answer) -> List[str]:
     """TP=N against N replicas of TP=1 on the same GPUs, at the same load, traffic included."""
     d = case.d
@@ -4668,12 +4637,11 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
 
 def say_binds(case: Case, answer: Answer) -> None:
     """The last line in plain words: which term binds, which knob moves it."""
-    d = case.d
+    d, step = case.d, case.step
     if not case.memory.fits:
         answer.add("decode.bound_by", None)
         answer.lines.append("BINDS        memory: it does not start; see WOULD DO.")
         return
-    step = case.step
     sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
     answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
     if d.asked and d.asked > case.limit:
@@ -4825,8 +4793,8 @@ def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cos
     return tokens_a_step(alpha, gamma) * plain / (verify + gamma * cost * plain)
 
 
-def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float,
-                   most: int = 2**14) -> List[Tuple[int, Optional[int]]]:
+def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float
+                   ) -> List[Tuple[int, Optional[int]]]:
     """Ranges of batches at which speculation loses: (first, last), last None = no end found.
 
     An MoE may lose at small batch, where the extra tokens touch further experts, win between, and
@@ -4835,24 +4803,19 @@ def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float,
     def loses(batch: int) -> bool:
         return speculative_speedup(d, batch, alpha, gamma, cost) < 1
 
-    def edge(low: int, high: int) -> int:
-        """The first batch in (low, high] that is as `high` is, low being otherwise."""
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if loses(middle) == loses(high) else (middle, high)
-        return high
-
     ranges: List[Tuple[int, Optional[int]]] = []
-    before, was_losing = 0, False
-    batch = 1
-    while batch <= most:
-        if loses(batch) != was_losing:
-            at = edge(before, batch) if before else batch
-            if was_losing:
+    before, losing, batch = 0, False, 1
+    while batch <= 2**14:
+        if loses(batch) != losing:
+            low, at = (before, batch) if before else (0, 1)
+            while at - low > 1:
+                middle = (low + at) // 2
+                low, at = (middle, at) if loses(middle) == losing else (low, middle)
+            if losing:
                 ranges[-1] = (ranges[-1][0], at - 1)
             else:
                 ranges.append((at, None))
-            was_losing = not was_losing
+            losing = not losing
         before, batch = batch, max(batch + 1, batch * 11 // 10)
     return ranges
 
@@ -7541,7 +7504,6 @@ def known_as(model: str) -> Tuple[str, str, str]:
     it is a path that is there.
     """
     import re
-
     def plain(name: str, dated: bool) -> Tuple[str, ...]:
         base = name.rstrip("/").rpartition("/")[2].lower()
         words = re.split(r"[-_ ]|(?<=[a-z])\.(?=[a-z])", base)
@@ -7820,12 +7782,12 @@ def compare_row(label: str, argv: Sequence[str], tables: Any) -> Dict[str, Any]:
         return dict(row, why=f"does not fit: {short / GIB:.2f} GiB/GPU short for one sequence of "
                     f"{count(d.ctx_tokens)}")
     step = decode_step(d, case.limit)
+    tok_s = case.limit / step.step_s
     return dict(row, kv_pool_bytes_per_gpu=memory.pool_bytes, max_seqs=memory.max_seqs,
                 kv_bytes_per_token_per_gpu=memory.sequence_bytes / d.ctx_tokens,
                 max_kv_tokens=round(memory.max_seqs * d.ctx_tokens),
-                single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s,
-                tok_s=case.limit / step.step_s, bound_by=step.bound_by,
-                tok_s_per_gpu=case.limit / step.step_s / d.replica_gpus)
+                single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s, tok_s=tok_s,
+                bound_by=step.bound_by, tok_s_per_gpu=tok_s / d.replica_gpus)
 
 
 def print_comparison(args: Any, argv: Sequence[str], tables: Any) -> None:
@@ -7904,11 +7866,6 @@ def engine_name(text: str) -> str:
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
-def expert_parallel(text: str) -> int:
-    """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
-    return 0 if text == "all" else whole(text)
-
-
 class Flag(NamedTuple):
     """One command-line flag: its spellings (ours first, then the engines'), value and meaning."""
 
@@ -7951,7 +7908,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--pp -pp --pipeline-parallel-size --pp-size", whole, "N", "pipeline stages", 1),
         Flag("--dp -dp --data-parallel-size --dp-size", whole, "N", "data parallel replicas; with "
              "an --ep of all GPUs, attention data-parallel", 1),
-        Flag("--ep --ep-size", expert_parallel, "N", "expert parallel GPUs, or 'all'", 1),
+        Flag("--ep --ep-size", lambda text: 0 if text == "all" else whole(text), "N",
+             "expert parallel GPUs, or 'all'", 1),  # 0: every GPU of TP x PCP x DP
         Flag("--dcp -dcp --decode-context-parallel-size", whole, "N", "TP ranks that share out "
              "each sequence's KV", 1),
         Flag("--pcp -pcp --prefill-context-parallel-size", whole, "N", "GPUs that share out a "
@@ -8054,7 +8012,6 @@ EXAMPLES = """examples:
 def parse_args(argv: Sequence[str]) -> Any:
     """The flags as a namespace; UserError on anything that is not understood."""
     import argparse
-
     class Parser(argparse.ArgumentParser):
         """argparse, with its complaints raised as UserError."""
 
@@ -8150,9 +8107,10 @@ def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
         for name in ("input_len", "output_len"):
             if getattr(args, name) is None:
                 setattr(args, name, parse_lengths(row[name]))
-        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
-            for name in ("ttft", "tpot", "e2e"):
-                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+        fields = [f"slo_{name}_ms" for name in SLOS]
+        if not any(getattr(args, field) for field in fields):
+            for field in fields:
+                setattr(args, field, row.get(field))
     if "ctx" not in args.given and args.input_len and args.output_len:
         args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
 
@@ -8178,13 +8136,6 @@ def load_of(args: Any) -> Optional[Load]:
                 e2e, args.max_num_seqs, args.max_num_batched_tokens)
 
 
-def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
-    """Raise UserError where --gpu-price names a GPU that is not known."""
-    for name in set(args.prices or ()) - {"", args.gpu}:
-        with_name = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
-        args.prices[with_name] = args.prices[name]
-
-
 def price_of(args: Any, gpu: str) -> Optional[float]:
     """Price of an hour of this GPU [$], or None where none was given."""
     return (args.prices or {}).get(gpu, (args.prices or {}).get(""))
@@ -8193,19 +8144,20 @@ def price_of(args: Any, gpu: str) -> Optional[float]:
 def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     use_workload(args, tables)
-    check_prices(args, tables)
+    for name in set(args.prices or ()) - {"", args.gpu}:
+        known = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
+        args.prices[known] = args.prices[name]
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
     history, history_source, prompt, output = lengths_of(args)
-    world = args.tp * args.pcp * args.dp
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
                 if args.lora_rank else 0)
     d = Deployment(
-        model, gpu, args.tp, args.pp, args.dp, args.ep or world, args.dcp, args.pcp, args.util,
-        args.reserve_gib * GIB, args.mbu, args.mfu,
+        model, gpu, args.tp, args.pp, args.dp, args.ep or args.tp * args.pcp * args.dp, args.dcp,
+        args.pcp, args.util, args.reserve_gib * GIB, args.mbu, args.mfu,
         args.link and named("--link", lambda text: parse_rate(text, links))(args.link),
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
@@ -8226,9 +8178,7 @@ def precision_of(flag: str, name: Optional[str], width: Optional[float],
             raise UserError(f"{width:g} bytes an element is past 8; {flag} takes a name")
         same = next((p for p in known.values() if p.bytes == width), None)
         return same or Precision(f"{width:g} B", width, "bf16")
-    if not name or name == "auto":
-        return None
-    name = SPELLINGS.get(name.lower(), name.lower())
+    name = SPELLINGS.get((name or "auto").lower(), (name or "auto").lower())
     if name == "auto":
         return None
     if name not in known:
@@ -8282,7 +8232,9 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
             raise UserError("no model given; name a preset (--list), a config.json, a Hugging Face "
                             "id, or describe it by hand with --params")
         return model_by_hand(args)
-    if args.preset is None and (args.config or os.path.lexists(name) or looks_like_path(name)):
+    meant_as_path = (os.path.lexists(name) or name.startswith((".", "/", "~"))
+                     or name.endswith(".json") or name.count("/") > 1)
+    if args.preset is None and (args.config or meant_as_path):
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
     by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
@@ -8297,14 +8249,8 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
 def bare_name(name: str) -> str:
     """A Hugging Face id without its organisation and what changes no shape: -Instruct, -hf."""
     import re
-
     name = name.rpartition("/")[2].lower().removeprefix("meta-")
     return re.sub(r"(-(instruct|it|chat|hf|base))+(?=-v?\d|$)", "", name)
-
-
-def looks_like_path(name: str) -> bool:
-    """Whether a name that is not there was meant as a path rather than a Hugging Face id."""
-    return name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1
 
 
 def model_by_hand(args: Any) -> Model:
@@ -8363,19 +8309,15 @@ def print_list(tables: Mapping[str, Any]) -> None:
     """What presets.json knows, by name."""
     if not tables:
         raise UserError("--list needs presets.json beside capacity.py")
-    for table in ("models", "gpus", "links"):
+    texts: Dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "models": lambda row: f"{figure(row['params'] / GIGA):>6}B  "
+        f"{row.get('native', 'bf16'):<6} {row['id']}",
+        "gpus": lambda row: f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
+        f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}",
+        "links": lambda row: f"{row['gb_s']:>6} GB/s  {row['note']}"}
+    for table, text in texts.items():
         print(f"{table}:")
-        print("\n".join(f"  {row['name']:<28} {preset_text(table, row)}" for row in tables[table]))
-
-
-def preset_text(table: str, row: Mapping[str, Any]) -> str:
-    """What a row of presets.json is, in a few words."""
-    if table == "models":
-        return f"{figure(row['params'] / GIGA):>6}B  {row.get('native', 'bf16'):<6} {row['id']}"
-    if table == "gpus":
-        return (f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
-                f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}")
-    return f"{row['gb_s']:>6} GB/s  {row['note']}"
+        print("\n".join(f"  {row['name']:<28} {text(row)}" for row in tables[table]))
 
 
 def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
