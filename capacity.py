@@ -1384,23 +1384,18 @@ def _layer_caches(r: Row, kind: Kind) -> List[Cache]:
                        flops=2 * heads * (r["nope"] + rope + (r["v_head_dim"] or r["nope"])),
                        decode_flops=2 * heads * (2 * latent + rope))]
     else:
-        found = [_grouped_cache(r, kind)]
+        heads, kv_heads, d_k, d_v = heads_of(r, kind)
+        name, window = {"S": ("sliding", r["window"]), "C": ("chunked", r["chunk"])}.get(
+            kind.mixer, ("full", 0))
+        kept = (0, 0) if kind.shared_kv else (kv_heads, d_k + d_v)
+        work = 2 * heads * (d_k + d_v)
+        found = [Cache(name, 1, *kept, window, flops=work, decode_flops=work,
+                       reads=r["index_topk"] if kind.indexer and not kind.shared_kv else 0)]
     if kind.indexer:
         work = 2 * r["index_heads"] * r["index_dim"]
         found.append(Cache("indexer", 1, 1, r["index_dim"], element_bytes=INDEX_BYTES, flops=work,
                            decode_flops=work))
     return found
-
-
-def _grouped_cache(r: Row, kind: Kind) -> Cache:
-    heads, kv_heads, d_k, d_v = heads_of(r, kind)
-    name, window = {"S": ("sliding", r["window"]), "C": ("chunked", r["chunk"])}.get(
-        kind.mixer, ("full", 0))
-    work = 2 * heads * (d_k + d_v)
-    if kind.shared_kv:
-        return Cache(name, 1, 0, 0, window, flops=work, decode_flops=work)
-    return Cache(name, 1, kv_heads, d_k + d_v, window,
-                 reads=r["index_topk"] if kind.indexer else 0, flops=work, decode_flops=work)
 
 
 def _compressed_caches(r: Row, kind: Kind) -> List[Cache]:
@@ -1526,17 +1521,24 @@ Rules = List[Tuple[Optional[Tuple[str, ...]], Scheme]]
 def _quant_rules(method: str, q: Mapping[str, Any]) -> Rules:
     """Which modules are stored how; the first rule that matches a module counts."""
     layers = q.get("quantized_layers")
-    if isinstance(layers, dict) and layers:
-        return _rules_of_map(layers) + ([(None, _fp8(q))] if method == "fp8" else [])
+    if isinstance(layers, dict) and layers:  # {module: {quant_algo}} of modelopt
+        names: Dict[str, List[str]] = {}
+        for name, how in layers.items():
+            if ".experts." not in name or ".experts.0." in name or name.endswith(".experts"):
+                algo = how.get("quant_algo") if isinstance(how, dict) else how
+                names.setdefault(str(algo), []).append(name)  # one routed expert stands for all
+        mapped: Rules = [(tuple(found), ALGOS.get(algo, ALGOS["FP8"]))
+                         for algo, found in names.items()]
+        return mapped + ([(None, _fp8(q))] if method == "fp8" else [])
     bits, group = _bits_of(q, "bits", default=4), max(0, _int_of(q, "group_size", 128))
     if method in ("fp8", "fbgemm_fp8"):
         return [(None, _fp8(q))]
     if method in ("awq", "awq_marlin"):
         return [(None, Scheme("awq", bits, group, 1, 2 + bits / 8))]
     if method.startswith("gptq"):
-        head: Rules = [(("lm_head",), Scheme("gptq", bits, group, 1, 2 + bits / 8, 4))]
-        every: Rules = [(None, head[0][1])]
-        return head + every if q.get("lm_head") else every
+        scheme = Scheme("gptq", bits, group, 1, 2 + bits / 8, 4)
+        head: Rules = [(("lm_head",), scheme)]
+        return (head if q.get("lm_head") else []) + [(None, scheme)]
     if method == "mxfp4":
         return [(EXPERTS, MXFP4)]
     if method == "bitsandbytes":
@@ -1576,17 +1578,6 @@ def _fp8(q: Mapping[str, Any]) -> Scheme:
             isinstance(b, int) and b > 0 for b in block):
         return Scheme("fp8", 8, block[1], block[0], 4)
     return Scheme("fp8", 8, 0, 1, 4)
-
-
-def _rules_of_map(layers: Mapping[str, Any]) -> Rules:
-    """Rules from modelopt's {module: {quant_algo}}; one routed expert stands for all."""
-    names: Dict[str, List[str]] = {}
-    for name, how in layers.items():
-        if ".experts." in name and ".experts.0." not in name and not name.endswith(".experts"):
-            continue
-        algo = how.get("quant_algo") if isinstance(how, dict) else how
-        names.setdefault(str(algo), []).append(name)
-    return [(tuple(found), ALGOS.get(algo, ALGOS["FP8"])) for algo, found in names.items()]
 
 
 def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, ...]], Scheme]:
@@ -2569,15 +2560,16 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
     old = () < version < (0, 8)
     util = asked.util or d.util
     if engine == "sglang":
-        tokens, seqs = sglang_defaults(memory, d.tp)
+        _, tokens, small, large = next(row for row in SGLANG_CLASSES if memory < row[0])
+        seqs = large if d.tp >= 4 else small
         if asked.util is None:
             util = sglang_fraction(d, version, asked.max_num_batched_tokens or tokens, seqs)
     elif old:
         tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
-        large = memory >= 70 and not d.gpu.name.startswith("a100")
-        tokens = 16384 if memory >= 160 else 8192 if large else 2048
-        seqs = 1024 if large else 256
+        roomy = memory >= 70 and not d.gpu.name.startswith("a100")
+        tokens = 16384 if memory >= 160 else 8192 if roomy else 2048
+        seqs = 1024 if roomy else 256
     if engine == "trtllm":
         m = memory_of(d._replace(util=util))
         free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
@@ -2706,20 +2698,6 @@ class EngineMemory(NamedTuple):
         return self.requested_bytes - self.weights_bytes - self.reserve_bytes
 
 
-def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
-    """How vLLM divides the memory of a GPU of this pipeline stage.
-
-    requested = ceil(total * utilisation); available = requested - weights - peak of a profiling
-    run - what is not torch's - CUDA graphs (from 0.21). Source: vLLM v1/worker/gpu_worker.py.
-    """
-    profile = profile_of(d, s)
-    last = stage == d.pp - 1
-    return EngineMemory(
-        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), served_bytes(d, s, stage),
-        activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
-        profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
-
-
 def comm_bytes(d: Deployment) -> float:
     """Buffers for collectives on each GPU of a replica [B]; NCCL's are larger with NVLS."""
     if d.tp * d.pp == 1:
@@ -2766,7 +2744,7 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
     of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
     """
-    m, weights = d.model, stage_weights(d)[stage]
+    m, weights, padding = d.model, stage_weights(d)[stage], 1.0
     layers = stage_layers(m.layers, d.pp)[stage]
     extra = d.adapter_bytes / d.tp * len(layers) / m.layers
     latent = [t for t in m.tensors if t.name.endswith("kv_b_proj")]
@@ -2774,25 +2752,19 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
         extra += m.max_len * (64 if latent else m.head_dim) * ACTIVATION_BYTES
     extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
                  for t in latent)
-    expert = weights.expert_bytes * mxfp4_padding(d)
-    return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
+    width = next((t.d_out for t in m.tensors if t.split == "expert"
+                  and t.name.endswith("up_proj")), 0)
+    if pads_experts(d) and width:
+        hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
+        padded = -(-m.hidden // hidden_to) * hidden_to * -(-(width / d.tp) // width_to) * width_to
+        padding = padded / (m.hidden * width / d.tp)
+    return (weights.dense_bytes + weights.expert_bytes * padding + extra
+            + unsplit_bytes(d, layers))
 
 
 def served_bytes(d: Deployment, s: Settings, stage: int) -> float:
     """Weights on a GPU of this stage as loaded, the drafter's with them [B]."""
     return loaded_bytes(d, stage) + (draft_bytes(d, s) if stage == d.pp - 1 else 0.0)
-
-
-def mxfp4_padding(d: Deployment) -> float:
-    """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
-    width = next((t.d_out for t in d.model.tensors if t.split == "expert"
-                  and t.name.endswith("up_proj")), 0)
-    if not pads_experts(d) or not width:
-        return 1.0
-    hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
-    padded = (-(-d.model.hidden // hidden_to) * hidden_to
-              * -(-(width / d.tp) // width_to) * width_to)
-    return padded / (d.model.hidden * width / d.tp)
 
 
 def pads_experts(d: Deployment) -> bool:
@@ -2953,12 +2925,6 @@ SGLANG_CLASSES = (  # memory under GiB, chunked prefill, decode batch at TP unde
 SGLANG_CONTEXT_GIB = 0.4  # taken before the weights: torch's total less "avail mem" in three logs
 
 
-def sglang_defaults(memory_gib: float, tp: int) -> Tuple[int, int]:
-    """SGLang's chunked prefill and largest decode graph for a GPU of this memory."""
-    row = next(row for row in SGLANG_CLASSES if memory_gib < row[0])
-    return row[1], row[3 if tp >= 4 else 2]
-
-
 def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_seqs: int) -> float:
     """SGLang's own mem_fraction_static; before 0.5 a table by TP.
 
@@ -2972,16 +2938,6 @@ def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_
     if mib > 60 * KIB:
         reserved = max(reserved, 10240)
     return round((mib - reserved) / mib, 3)
-
-
-def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
-    """How SGLang divides a GPU's memory: the pool is what is free after the weights, less a share
-    of what was free before. Source: SGLang 0.5.23 model_executor/pool_configurator.py.
-    """
-    context = SGLANG_CONTEXT_GIB * GIB
-    free = d.gpu.torch_bytes - context
-    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
-    return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
 
 
 SWA_RATIO, STATE_RATIO = 0.8, 0.9  # SGLang swa_full_tokens_ratio, mamba_full_memory_ratio
@@ -3000,16 +2956,6 @@ def sglang_tokens(d: Deployment, available: float) -> int:
     if any(c.state_bytes for c in d.model.caches):
         available /= 1 + STATE_RATIO
     return max(0, int(available // cell)) if cell else 0
-
-
-def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
-    """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
-    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
-    peak = activation_bytes(d, s, 0.0)
-    other = 0.5 * GIB + comm_bytes(d)
-    left = d.gpu.torch_bytes - weights - peak - other
-    kept = max(0.0, left) * (1 - s.util)
-    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - kept, weights, peak, other, 0.0)
 
 
 class Refusal(NamedTuple):
@@ -3122,11 +3068,17 @@ def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
     """Room for one request: fewer sequences profiled where their number is the engine's own, a
     shorter context, a larger share, more GPUs, fewer bytes a weight; fewest GPUs first.
     """
-    s = found.settings
+    s, room, longest = found.settings, found.memory.available_bytes, 0
     fewer = [_asking(d, s, "seqs", n) for n in (256, 128, 64)
              if n < s.max_num_seqs and s.asked.max_num_seqs is None]
     yield from fewer
-    longest = longest_request_held(d, found)
+    if room > 0 and found.pool:
+        longest = longest_that_fits(found.pool, d, s)
+    elif room > 0 and s.engine == "vllm":
+        longest = most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
+            d, s._replace(max_model_len=tokens)) <= room)
+    elif room > 0:
+        longest = min(found.tokens, s.max_model_len)
     if longest >= (d.prompt_tokens + d.output_tokens if d.output_tokens else LEAST_CTX):
         yield _asking(d, s, "ctx", longest)
     now = s.asked.util or (d.util if s.engine == "trtllm" else s.util)
@@ -3144,19 +3096,6 @@ def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
     if d.weights.bytes >= 2:
         yield Way(f"{CURE_FLAGS[s.engine]['weights']} fp8", d._replace(
             weights=WEIGHTS["fp8"], weight_bytes=d.model.params), s.asked)
-
-
-def longest_request_held(d: Deployment, found: EngineAnswer) -> int:
-    """Most tokens of one request that the pool holds; 0 for none."""
-    s, room = found.settings, found.memory.available_bytes
-    if room <= 0:
-        return 0
-    if found.pool:
-        return longest_that_fits(found.pool, d, s)
-    if s.engine == "vllm":
-        return most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
-            d, s._replace(max_model_len=tokens)) <= room)
-    return min(found.tokens, s.max_model_len)
 
 
 def shard_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3384,9 +3323,31 @@ RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
 
 
 def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemory]:
-    """The engine's memory on each pipeline stage, with what a log states put over it."""
-    stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
-              else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
+    """How the engine divides the memory of a GPU, on each pipeline stage where it is vLLM; what a
+    log states is put over it.
+
+    vLLM: requested = ceil(total * utilisation); available = requested - weights - peak of a
+    profiling run - what is not torch's - CUDA graphs (from 0.21). SGLang's pool is what is free
+    after the weights, less a share of what was free before; TensorRT-LLM's is a share of what
+    weights and activations leave. Source: vLLM v1/worker/gpu_worker.py; SGLang 0.5.23
+    model_executor/pool_configurator.py.
+    """
+    total = d.gpu.torch_bytes
+    served = [served_bytes(d, s, stage) for stage in range(d.pp)]
+    if s.engine == "vllm":
+        profile = profile_of(d, s)
+        stages = [EngineMemory(
+            total, math.ceil(total * s.util), weights,
+            activation_bytes(d, s, profile.sampler_bytes if stage == d.pp - 1 else 0.0),
+            profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
+            for stage, weights in enumerate(served)]
+    elif s.engine == "sglang":
+        free = total - SGLANG_CONTEXT_GIB * GIB
+        stages = [EngineMemory(total, free * s.util, max(served), 0.0, 0.0, 0.0)]
+    else:
+        peak, other = activation_bytes(d, s, 0.0), 0.5 * GIB + comm_bytes(d)
+        kept = max(0.0, total - max(served) - peak - other) * (1 - s.util)
+        stages = [EngineMemory(total, total - kept, max(served), peak, other, 0.0)]
     if logged.weights_bytes is not None:
         stages = [m._replace(weights_bytes=logged.weights_bytes) for m in stages]
     if logged.reserve_bytes is not None:
@@ -4061,7 +4022,10 @@ RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("n
 
 
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
-    """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
+    """The deployments a search tries: GPU x layout x weights x KV, those that were given kept.
+
+    TP within one link domain; DP attention for latent caches.
+    """
     given, priced = args.given, set(args.prices or ()) - {""}
     fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
     runs = RUNS_ON[args.engine or "vllm"]
@@ -4074,26 +4038,20 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
     kvs = [d.kv] if {"kv", "kv_bytes"} & given else [KV["bf16"], KV["fp8"]]
     found = []
     for gpu in gpus:
-        for tp, dp, ep in layouts(d, given, gpu):
-            for change in changes:
-                other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
-                name = other.weights.name
-                if (name == "fp8" and "fp8" not in gpu.flop_s) or (
-                        name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
-                    continue  # the memory alone is int4's to save
-                found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv)
-                          for kv in kvs]
+        sizes = [n for n in (1, 2, 4, 8) if n <= max(1, min(gpu.domain, SERVER_GPUS))
+                 and not tp_problem(d.model, n)]
+        layouts = [(n, 1, 1) for n in sizes] + [
+            (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
+        if {"tp", "dp", "ep", "pp", "pcp", "dcp"} & given:
+            layouts = [(d.tp, d.dp, d.ep)]
+        for (tp, dp, ep), change in [(layout, change) for layout in layouts for change in changes]:
+            other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
+            name = other.weights.name
+            if (name == "fp8" and "fp8" not in gpu.flop_s) or (
+                    name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
+                continue  # the memory alone is int4's to save
+            found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv) for kv in kvs]
     return found
-
-
-def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, int]]:
-    """(TP, DP, EP) to try on a GPU: TP in one link domain; DP attention for latent caches."""
-    if {"tp", "dp", "ep", "pp", "pcp", "dcp"} & given:
-        return [(d.tp, d.dp, d.ep)]
-    most = max(1, min(gpu.domain, SERVER_GPUS))
-    sizes = [n for n in (1, 2, 4, 8) if n <= most and not tp_problem(d.model, n)]
-    return [(n, 1, 1) for n in sizes] + [
-        (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
 
 
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
@@ -4176,29 +4134,8 @@ def case_of(d: Deployment, args: Any) -> Case:
 
 
 def say_model(case: Case, answer: Answer) -> None:
-    """What is sized and what was assumed."""
+    """What is sized and what was assumed; the steps that are inputs."""
     d, m = case.d, case.d.model
-    record_inputs(d, answer)
-    kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
-                                          f"{m.top_k} of {m.experts} experts")
-    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
-             f"{m.kv_heads} KV heads x {m.head_dim}")
-    answer.lines += [
-        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
-        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
-        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
-        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
-        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
-        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
-        f"average history {count(d.history_tokens)} ({d.history_source})"]
-    for note in notes_on(d):
-        answer.say("note", note)
-    answer.lines.append("")
-
-
-def record_inputs(d: Deployment, answer: Answer) -> None:
-    """The steps that are inputs: the model and the deployment as read."""
-    m = d.model
     answer.inputs(
         "model.", name=m.name, arch=m.arch, estimated=m.estimated, layers=m.layers,
         hidden=m.hidden, heads=m.heads, kv_heads=m.kv_heads, head_dim=m.head_dim, vocab=m.vocab,
@@ -4218,6 +4155,22 @@ def record_inputs(d: Deployment, answer: Answer) -> None:
     answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
     answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
     answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
+
+    kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
+                                          f"{m.top_k} of {m.experts} experts")
+    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
+             f"{m.kv_heads} KV heads x {m.head_dim}")
+    answer.lines += [
+        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
+        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
+        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
+        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
+        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
+        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
+        f"average history {count(d.history_tokens)} ({d.history_source})"]
+    for note in notes_on(d):
+        answer.say("note", note)
+    answer.lines.append("")
 
 
 def notes_on(d: Deployment) -> List[str]:
@@ -4699,19 +4652,30 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
-    d, engine = case.d, case.args.engine or "vllm"
+    d, cal, engine, key = case.d, case.cal, case.args.engine or "vllm", "expected."
     steady = case.plan.steady if case.plan and not d.asked else None
     asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
     batch = running_batch(d, asked)
-    e = expected_of(d, batch, case.cal)
-    answer.inputs("expected.", kv_limited=batch < asked, engine=engine, basis=e.basis)
-    answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
+    e = expected_of(d, batch, cal)
+    answer.inputs(key, kv_limited=batch < asked, engine=engine, basis=e.basis)
+    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV "
                "pool holds at their mean length")
-    explain_expected(d, e, case.cal, answer)
-    tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
+    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
+               "prefill, or wait for it")
+    numbers = explain_terms(d, e.decoding, cal, answer)
+    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
+               "step_s)", "prompts wait for each other, as measured; within a factor of two",
+               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
+    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
+               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
+    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
+    for name, share in (("low", cal.low), ("high", cal.high)):
+        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
+                    share=share)
+    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
                        "loop", output=max(2.0, d.output_tokens or ENDLESS))
     if steady:
@@ -4723,6 +4687,24 @@ def say_expected(case: Case, answer: Answer) -> None:
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
+
+
+def explain_terms(d: Deployment, decoding: float, cal: Calibration, answer: Answer
+                  ) -> Dict[str, Any]:
+    """The steps from the constants to the expected decode step; their numbers."""
+    m, held, everywhere = d.model, rank_weights(d), max(1.0, decoding / d.pp)
+    terms = expected_terms(d, decoding, cal, held)
+    numbers = dict(
+        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
+        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
+        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
+        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
+        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
+        latent_layers=latent_layers(m))
+    for name, formula, source in EXPECTED_TERMS:
+        answer.add(f"expected.{name}", getattr(terms, name), "s", formula, source + EXPECTATION,
+                   **numbers)
+    return numbers
 EXPECTED_TERMS = (  # each term of the expected step, its formula or where it comes from
     ("weights_s", "(dense_read / mbu + expert_bytes * touched / expert_mbu) * pp / bandwidth", ""),
     ("kv_s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * kv_mbu)", ""),
@@ -4735,33 +4717,6 @@ EXPECTED_TERMS = (  # each term of the expected step, its formula or where it co
     ("sequences_s", "decoding * sequence_s", ""),
     ("step_s", "max(bound_s, max(compute_s, weights_s + kv_s) + layers_s + comm_s + sequences_s)",
      ""))
-
-
-def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
-    """The steps from the constants to the expected TPOT."""
-    key, m, held = "expected.", d.model, rank_weights(d)
-    terms = expected_terms(d, e.decoding, cal, held)
-    everywhere = max(1.0, e.decoding / d.pp)
-    numbers = dict(
-        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
-        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
-        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
-        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
-        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
-        latent_layers=latent_layers(m))
-    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
-               "prefill, or wait for it")
-    for name, formula, source in EXPECTED_TERMS:
-        answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
-    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
-               "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
-    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
-               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
-    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
-    for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
-                    share=share)
 
 
 # The questions: each adds its section when its flag is given.
@@ -5061,7 +5016,10 @@ def say_engine(case: Case, answer: Answer) -> None:
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else "")
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    room = f"Available KV cache memory: {room_text(found)}"
+    low, high, left = (size / GIB for size in (found.low_bytes, found.high_bytes,
+                                               m.available_bytes))
+    room = (f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})" if left > 0
+            else f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")"))
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
@@ -5072,7 +5030,8 @@ def say_engine(case: Case, answer: Answer) -> None:
     answer.say(
         "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
         f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
-        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""), room,
+        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+        f"Available KV cache memory: {room}",
         f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
         f"{found.concurrency:.2f}x",
         f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
@@ -5080,15 +5039,6 @@ def say_engine(case: Case, answer: Answer) -> None:
         *([draft_text(d, s, "weights_bytes" in log)] if s.draft.method else []))
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
-
-
-def room_text(found: EngineAnswer) -> str:
-    """The memory for KV and its band; "none" for what is not there."""
-    low, high, left = (size / GIB for size in (
-        found.low_bytes, found.high_bytes, found.memory.available_bytes))
-    if left <= 0:
-        return f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")")
-    return f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})"
 
 
 def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
@@ -5330,23 +5280,10 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("4 TTFT FLOOR", line)
 
 
-def plan_flags(d: Deployment, plan: Plan) -> Dict[str, Any]:
-    """The engine settings of a plan, by vLLM's names."""
-    flags: Dict[str, Any] = {
-        "tensor-parallel-size": d.tp, "gpu-memory-utilization": d.util,
-        "max-model-len": plan.max_model_len, "max-num-seqs": plan.max_num_seqs,
-        "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
-    asked = (("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
-             ("quantization", d.weights.name,
-              d.weights.bytes < 2 and d.model.native != d.weights.name),
-             ("data-parallel-size", d.dp, d.attention_dp > 1),
-             ("enable-expert-parallel", True, d.ep > 1))
-    return {**flags, **{name: value for name, value, wanted in asked if wanted}}
-
-
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
-    load, most = plan.load, (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    d, load, most = case.d, plan.load, (case.d.model.max_len or math.inf) - (
+        plan.load.output_len.mean)
     rejected = answer.add("plan.rejected_share", sum(
         load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000)
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
@@ -5355,9 +5292,17 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
-    answer.add("plan.flags", plan_flags(case.d, plan))
+    answer.add("plan.flags", {name: value for name, value, wanted in (
+        ("tensor-parallel-size", d.tp, True), ("gpu-memory-utilization", d.util, True),
+        ("max-model-len", plan.max_model_len, True), ("max-num-seqs", plan.max_num_seqs, True),
+        ("max-num-batched-tokens", plan.max_num_batched_tokens, True),
+        ("enable-prefix-caching", True, True), ("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
+        ("quantization", d.weights.name,
+         d.weights.bytes < 2 and d.model.native != d.weights.name),
+        ("data-parallel-size", d.dp, d.attention_dp > 1),
+        ("enable-expert-parallel", True, d.ep > 1)) if wanted})
     stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
-        case.d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
+        d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
              f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
@@ -5365,11 +5310,11 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
              f"chunk holds every stream up {scaled(stall, 's')})"]
     if rejected:
         lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
-                     f"{count(case.d.model.max_len)} tokens: the engine rejects them")
+                     f"{count(d.model.max_len)} tokens: the engine rejects them")
     if load.shared_tokens:
         lines.append("prefix caching on, behind a prefix-aware router: the shared part is "
                      "prefilled once a replica")
-    if plan.binding == "kv" and case.d.kv.bytes > 1:
+    if plan.binding == "kv" and d.kv.bytes > 1:
         lines.append("KV-bound: --kv fp8 would hold twice the tokens, after an accuracy check")
     answer.say("5 CONFIGURE", *lines)
 
@@ -6906,9 +6851,20 @@ def launch_flags(launch: Launch) -> List[LaunchFlag]:
 
     A setting that the engine has no flag for is left out; launch_notes says so.
     """
-    engine = launch.engine
-    values = {**layout_values(engine, launch.d), **limit_values(launch), **option_values(launch),
-              **spec_values(engine, launch.draft, launch.args.spec_model)}
+    engine, d, own = launch.engine, launch.d, launch.own
+    of = {"sglang": "memory for weights and KV pool",
+          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
+              engine, "memory for the engine; the KV pool is what is left of it")
+    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
+    values: Values = {
+        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
+        "util": (f"{own.util:.4g}", f"share of {of}"),
+        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
+        "max_num_batched_tokens": (
+            str(launch.max_num_batched_tokens),
+            "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT"),
+        **layout_values(engine, d), **option_values(launch),
+        **spec_values(engine, launch.draft, launch.args.spec_model)}
     found, term = [], ""
     for row in SETTINGS:
         term = row.term or term
@@ -6951,22 +6907,6 @@ def layout_values(engine: str, d: Deployment) -> Values:
 def switched_on(engine: str) -> str:
     """A switch that is on: bare as a flag, true in YAML."""
     return "true" if engine == "trtllm" else ""
-
-
-def limit_values(launch: Launch) -> Values:
-    """Memory and batch limits."""
-    d, own = launch.d, launch.own
-    of = {"sglang": "memory for weights and KV pool",
-          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
-              launch.engine, "memory for the engine; the KV pool is what is left of it")
-    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
-    return {
-        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
-        "util": (f"{own.util:.4g}", f"share of {of}"),
-        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
-        "max_num_batched_tokens": (
-            str(launch.max_num_batched_tokens),
-            "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
 
 
 def option_values(launch: Launch) -> Values:
