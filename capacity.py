@@ -2454,8 +2454,6 @@ class Memory(NamedTuple):
 
     weights_bytes: float
     adapter_bytes: float
-    reserve_bytes: float
-    budget_bytes: float  # util * memory
     pool_bytes: float  # negative when the weights do not fit
     sequence_bytes: float  # one sequence of ctx tokens
     max_seqs: float  # of ctx tokens, in one replica
@@ -2469,11 +2467,10 @@ def memory_of(d: Deployment) -> Memory:
     """
     weights = weights_bytes_per_gpu(d)
     adapters = d.adapter_bytes / d.tp * d.stage_share
-    budget = d.util * d.gpu.memory_bytes
-    pool = budget - weights - adapters - d.reserve_bytes
+    pool = d.util * d.gpu.memory_bytes - weights - adapters - d.reserve_bytes
     one = sequence_bytes(d, d.ctx_tokens)
     max_seqs = max(0.0, pool) / one * d.attention_dp
-    return Memory(weights, adapters, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+    return Memory(weights, adapters, pool, one, max_seqs, max_seqs >= 1)
 
 
 # ---- 6b. What the engine will log --------------------------------------------------------------
@@ -2572,7 +2569,7 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
         seqs = 1024 if roomy else 256
     if engine == "trtllm":
         m = memory_of(d._replace(util=util))
-        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - d.reserve_bytes
         util = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
     block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
@@ -2760,11 +2757,6 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
         padding = padded / (m.hidden * width / d.tp)
     return (weights.dense_bytes + weights.expert_bytes * padding + extra
             + unsplit_bytes(d, layers))
-
-
-def served_bytes(d: Deployment, s: Settings, stage: int) -> float:
-    """Weights on a GPU of this stage as loaded, the drafter's with them [B]."""
-    return loaded_bytes(d, stage) + (draft_bytes(d, s) if stage == d.pp - 1 else 0.0)
 
 
 def pads_experts(d: Deployment) -> bool:
@@ -3333,7 +3325,8 @@ def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemo
     model_executor/pool_configurator.py.
     """
     total = d.gpu.torch_bytes
-    served = [served_bytes(d, s, stage) for stage in range(d.pp)]
+    served = [loaded_bytes(d, stage) for stage in range(d.pp)]
+    served[-1] += draft_bytes(d, s)
     if s.engine == "vllm":
         profile = profile_of(d, s)
         stages = [EngineMemory(
@@ -4121,7 +4114,7 @@ class Case(NamedTuple):
                 "bandwidth": d.gpu.bandwidth_bytes_s, "peak": peak_flop_s(d),
                 "peak_bf16": d.gpu.flop_s["bf16"], "memory": d.gpu.memory_bytes,
                 "weights": memory.weights_bytes, "adapters": memory.adapter_bytes,
-                "reserve": memory.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
+                "reserve": d.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
                 "expert_share": fullest_expert_share(d), "ctx": d.ctx_tokens,
                 "experts": m.experts, "top_k": m.top_k, "kv_bytes": d.kv.bytes, "touched": 1.0}
 
@@ -4210,7 +4203,7 @@ def say_memory(case: Case, answer: Answer) -> None:
         d.weight_source + "; split as in Megatron-LM (1909.08053)")
     answer.add("memory.adapter_bytes_per_gpu", memory.adapter_bytes, "B",
                "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count")
-    answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
+    answer.add("memory.reserve_bytes_per_gpu", d.reserve_bytes, "B",
                source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
     pool = answer.add("memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
                       "max(0, util * memory - weights - adapters - reserve)", BUDGET)
@@ -4225,17 +4218,22 @@ def say_memory(case: Case, answer: Answer) -> None:
     answer.add("memory.fits", memory.fits)
 
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
-    total = (weights + memory.adapter_bytes + memory.reserve_bytes + pool) / GIB
+    total = (weights + memory.adapter_bytes + d.reserve_bytes + pool) / GIB
     answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f}{lora} + reserve "
-               f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
+               f"{d.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
-               f"{memory.budget_bytes / GIB:.2f}) {'FITS' if memory.fits else 'DOES NOT FIT'}")
+               f"{d.util * d.gpu.memory_bytes / GIB:.2f}) "
+               + ("FITS" if memory.fits else "DOES NOT FIT"))
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
                f"({sequences_text(case.average_seqs)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
-        answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
+        for c in d.model.caches:
+            size = scaled(cache_bytes(c._replace(window=0), d, 0 if c.state_bytes else 1), "B")
+            limit = f", at most {count(c.window)} tokens" if c.window else ""
+            answer.say("", f"{c.layers} {c.kind} layers: {size}/" + (
+                "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
     if memory.max_seqs < (d.asked or 1):
         say_short(case, d.asked or 1, answer)
 
@@ -4243,16 +4241,6 @@ def say_memory(case: Case, answer: Answer) -> None:
 def sequences_text(seqs: float) -> str:
     """Whole sequences, or one decimal where a fraction matters: 59, 3.4."""
     return f"{seqs:.1f}" if seqs < 10 else count(int(seqs))
-
-
-def kind_text(d: Deployment, cache: Cache) -> str:
-    """One kind of layer: how many, what a token and a sequence cost on each GPU."""
-    if cache.state_bytes:
-        return (f"{cache.layers} {cache.kind} layers: "
-                f"{scaled(cache_bytes(cache, d, 0), 'B')}/sequence/GPU, whatever its length")
-    limit = f", at most {count(cache.window)} tokens" if cache.window else ""
-    one = cache_bytes(cache._replace(window=0), d, 1)
-    return f"{cache.layers} {cache.kind} layers: {scaled(one, 'B')}/token/GPU{limit}"
 
 
 def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
@@ -4405,14 +4393,30 @@ def prefill_formula(d: Deployment, tokens: float) -> Tuple[str, Dict[str, float]
 
 
 def say_decode(case: Case, answer: Answer) -> None:
-    """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds."""
-    d, limit = case.d, case.limit
+    """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds; and the
+    steps behind one row of it, this deployment's own batch."""
+    d, limit, step = case.d, case.limit, case.step
     if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
-    answer.add("decode.table", rows)
-    explain_step(case, answer)
+    rows = answer.add("decode.table", [decode_row(d, batch, limit)
+                                       for batch in ladder(limit, d.asked or 0)])
+    seqs, all_seqs = microbatch(d, case.batch)
+    key = "decode.at_batch."
+    answer.add(key + "batch", case.batch, "sequences", source="--concurrency, at most the KV limit")
+    touched = 1.0
+    if d.model.experts:
+        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
+                              "distinct experts under uniform routing", tokens=all_seqs)
+    answer.add(key + "weights_s", step.weights_s, "s",
+               "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
+               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
+    answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
+               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
+    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
+                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
+    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
+    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
                + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
@@ -4442,27 +4446,6 @@ def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
             "tok_s": batch / step.step_s, "bound_by": step.bound_by,
             "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
             "typical_step_s": typical, "typical_tok_s": batch / typical}
-
-
-def explain_step(case: Case, answer: Answer) -> None:
-    """The steps behind one row of the decode table: this deployment's own batch."""
-    d, batch, step = case.d, case.batch, case.step
-    seqs, all_seqs = microbatch(d, batch)
-    key = "decode.at_batch."
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
-    touched = 1.0
-    if d.model.experts:
-        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
-                              "distinct experts under uniform routing", tokens=all_seqs)
-    answer.add(key + "weights_s", step.weights_s, "s",
-               "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
-               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
-    answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
-               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
-    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
-                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
-    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
-    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
 
 
 def say_comm(case: Case, answer: Answer) -> None:
@@ -4732,11 +4715,6 @@ def tokens_a_step(alpha: float, gamma: int) -> float:
     return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def alpha_for(tokens: float, gamma: int) -> float:
-    """The acceptance rate at which gamma drafts give so many tokens a step."""
-    return halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma) < tokens)[1]
-
-
 def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cost: float) -> float:
     """Speed-up of a step with gamma drafts at this batch, verification priced by the step time.
 
@@ -4794,7 +4772,8 @@ def say_speculative(case: Case, answer: Answer) -> None:
         if not 1 <= args.spec_accept_len <= gamma + 1:
             raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
                             f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
-        alpha = alpha_for(args.spec_accept_len, gamma)
+        _, alpha = halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma)
+                          < args.spec_accept_len)
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
     answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
@@ -5628,22 +5607,6 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
         "sequence_s": each, "overhead_s": one - each}
 
 
-def serving_profile(case: Case) -> Dict[str, Any]:
-    """loadgen's Profile of one replica: its step at the operating batch, the engine's limits."""
-    d, s = case.d, settings_of(case.d, case.args, case.plan)
-    tokens = int(case.memory.max_seqs * d.ctx_tokens)
-    if case.args.engine:
-        found = engine_answer(d, s)
-        tokens = found.tokens
-        if found.refusals:
-            raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
-                            f"{found.refusals[0].cure}")
-    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": s.max_num_seqs,
-            "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
-            "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
-            "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}
-
-
 def operating_batch(case: Case) -> int:
     """Sequences that one replica runs at once: as asked or planned, at most what it holds."""
     planned = case.plan.steady if case.plan and not case.d.asked else None
@@ -5688,16 +5651,24 @@ def saved_flags(case: Case) -> Dict[str, Any]:
 
 
 def say_save(case: Case, answer: Answer) -> None:
-    """The deployment as data, for loadgen's engine and for --measured; run() writes it."""
-    d, args, plan = case.d, case.args, case.plan
+    """The deployment as data, for loadgen's engine and for --measured; run() writes it.
+
+    step_time is loadgen's Profile of one replica: its step at the operating batch, the engine's
+    limits.
+    """
+    d, args, plan, m = case.d, case.args, case.plan, case.d.model
+    s, batch = settings_of(d, args, plan), operating_batch(case)
     if not case.memory.fits:
-        raise UserError(f"--save: {d.model.name} does not fit here, so there is nothing to serve; "
+        raise UserError(f"--save: {m.name} does not fit here, so there is nothing to serve; "
                         "without --save the answer says what would do")
-    batch = operating_batch(case)
+    found = engine_answer(d, s) if args.engine else None
+    if found and found.refusals:
+        raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
+                        f"{found.refusals[0].cure}")
+    tokens = found.tokens if found else int(case.memory.max_seqs * d.ctx_tokens)
     answer.add("saved", {
-        "model": {"name": d.model.name, "params": d.model.params,
-                  "active_params": d.model.active_params,
-                  "id": hf_id(d.model, case.tables)},
+        "model": {"name": m.name, "params": m.params, "active_params": m.active_params,
+                  "id": hf_id(m, case.tables)},
         "hardware": {"gpu": d.gpu.name, "count": d.gpus, "replica_gpus": d.replica_gpus,
                      **{n: getattr(d, n) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util")}},
         "precision": {"weights": d.weights.name, "kv": d.kv.name, "compute": d.compute},
@@ -5714,9 +5685,12 @@ def say_save(case: Case, answer: Answer) -> None:
         "expected": expected_of(d, batch, case.cal)._asdict(),
         "step_time_at": {"batch": batch, "history_tokens": d.history_tokens,
                          "basis": case.cal.basis},
-        "step_time": serving_profile(case)})
+        "step_time": {**step_profile(d, batch, case.cal), "max_num_seqs": s.max_num_seqs,
+                      "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
+                      "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
+                      "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}})
     moe = (f"; its expert reads are those of batch {batch}: too many below it, too few above"
-           if d.model.experts else "")
+           if m.experts else "")
     answer.say("SAVED", f"{os.path.basename(args.save)}: loadgen.py --mock {args.save} serves as "
                f"one replica is expected to, {scaled(expected_step_s(d, batch, case.cal), 's')} a "
                f"step at batch {batch} ({case.cal.basis}){moe}")
@@ -5858,12 +5832,12 @@ TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
 
 def say_measured(case: Case, answer: Answer) -> None:
     """A loadgen run: bound, expectation and measurement side by side, and what follows."""
-    folder = case.args.measured
+    folder, key = case.args.measured, "measured."
     summary, deploy = read_run(folder)
     slo = summary.get("slo")
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
-    rows = answer.add("measured.runs", [measured_row(case, run, target) for run in told])
+    rows = answer.add(key + "runs", [measured_row(case, run, target) for run in told])
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
@@ -5873,34 +5847,29 @@ def say_measured(case: Case, answer: Answer) -> None:
             answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
                        "not an operating point")
     good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
-    point = answer.add("measured.operating_point", max(
+    point = answer.add(key + "operating_point", max(
         good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
     if seen is None:
-        answer.inputs("measured.", implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
+        answer.inputs(key, implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
                       replicas=None, binding=None)
         answer.say("", "no run can be trusted: nothing follows; measure again at a lower rate")
         return
     d = run_shape(case.d, told[next(i for i, row in enumerate(rows) if row is seen)])
-    explain_implied(d, seen, answer)
-    say_operating(case, point, rows, deploy, answer)
-    say_measured_binding(case, d, seen, answer)
-
-
-def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> None:
-    """MBU and MFU that a measured TPOT implies, solved from the step-time equation."""
-    seqs, tpot = round(row["batch"]), row["tpot_p50_s"]
+    seqs, tpot, mbu, mfu = (round(seen["batch"]), seen["tpot_p50_s"], seen["implied_mbu"],
+                            seen["implied_mfu"])
     step = decode_step(d, seqs)
-    answer.add("measured.implied_mbu", row["implied_mbu"], "", "bytes_per_step / bandwidth / "
-               "tpot_s", "what a step must read over what it could have read in the measured TPOT",
+    answer.add(key + "implied_mbu", mbu, "", "bytes_per_step / bandwidth / tpot_s",
+               "what a step must read over what it could have read in the measured TPOT",
                bytes_per_step=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s, tpot_s=tpot)
-    answer.add("measured.implied_mfu", row["implied_mfu"], "", "flop_per_step / peak / tpot_s",
+    answer.add(key + "implied_mfu", mfu, "", "flop_per_step / peak / tpot_s",
                "of decode, and of the prefill mixed into the step", tpot_s=tpot,
                flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak_flop_s(d))
-    answer.say("IMPLIED", f"at {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
-               f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
-               f"{scaled(tpot, 's')} at batch {seqs}")
+    answer.say("IMPLIED", f"at {run_name(seen)}: MBU {mbu:.0%}, MFU {mfu:.0%} (prefill in it), "
+               f"from TPOT p50 {scaled(tpot, 's')} at batch {seqs}")
+    say_operating(case, point, rows, deploy, answer)
+    say_measured_binding(case, d, seen, answer)
 
 
 def say_operating(case: Case, point: Optional[Mapping[str, Any]],
@@ -6758,26 +6727,6 @@ def is_switch(engine: str, key: str) -> bool:
     return key in SWITCHES or (engine, key) == ("vllm", "ep")
 
 
-def flag_rows(engine: str) -> List[Dict[str, str]]:
-    """The table of --flags for one engine: each line's flags, term, vLLM analogue, notes."""
-    lines: List[List[Setting]] = []
-    for row in SETTINGS:
-        if row.term:
-            lines.append([])
-        lines[-1].append(row)
-    found = []
-    for line in lines:
-        mine = [row for row in line if getattr(row, engine)]
-        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
-        if mine:
-            found.append({
-                "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
-                "term": line[0].term,
-                "vllm": ", ".join(row.vllm.split(" ")[0] for row in mine if row.vllm) or "(none)",
-                "notes": "; ".join(filter(None, notes))})
-    return found
-
-
 ENGINE_TITLES = {"vllm": "vLLM (vllm serve)", "sglang": "SGLang (python -m sglang.launch_server)",
                  "trtllm": "TensorRT-LLM (trtllm-serve; names without dashes are keys of its YAML)"}
 
@@ -6786,7 +6735,21 @@ def print_flags(as_json: bool) -> None:
     """The flag tables: vLLM's flag, term and notes; the others' flag, vLLM analogue and notes."""
     import itertools
     import textwrap
-    tables = {engine: flag_rows(engine) for engine in ENGINES}
+    lines: List[List[Setting]] = []
+    for row in SETTINGS:
+        if row.term:
+            lines.append([])
+        lines[-1].append(row)
+    tables: Dict[str, List[Dict[str, str]]] = {engine: [] for engine in ENGINES}
+    for engine, line in itertools.product(ENGINES, lines):
+        mine = [row for row in line if getattr(row, engine)]
+        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
+        if mine:
+            tables[engine].append({
+                "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
+                "term": line[0].term,
+                "vllm": ", ".join(row.vllm.split(" ")[0] for row in mine if row.vllm) or "(none)",
+                "notes": "; ".join(filter(None, notes))})
     if as_json:
         print(json.dumps({"flags": tables}, indent=1))
         return
@@ -6794,10 +6757,10 @@ def print_flags(as_json: bool) -> None:
     for engine, rows in tables.items():
         print(f"{ENGINE_TITLES[engine]}")
         columns = ("flag", "term" if engine == "vllm" else "vllm", "notes")
-        for row in (heads, *rows):
-            cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
+        for cells in (heads, *rows):
+            parts = [textwrap.wrap(cells[c], width, break_on_hyphens=False, break_long_words=False)
                      for c, width in zip(columns, (38, 28, 40))]
-            for flag, term, note in itertools.zip_longest(*cells, fillvalue=""):
+            for flag, term, note in itertools.zip_longest(*parts, fillvalue=""):
                 print(f"  {flag:<39} {term:<29} {note}".rstrip())
         print()
 
