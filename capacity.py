@@ -361,7 +361,6 @@ class Answer:
 def _put_in(formula: str, numbers: Mapping[str, float]) -> str:
     """The formula with each name replaced by its number."""
     import re
-
     def shown(match: re.Match[str]) -> str:
         value = numbers.get(match[0])
         if value is None:
@@ -927,19 +926,14 @@ def _read_rest(fields: Fields, row: Row) -> None:
         row["notes"].append("per-layer input embeddings are estimated")
     vision = next((fields.outer[k] for k in ("vision_config", "visual")
                    if isinstance(fields.outer.get(k), dict)), None)
-    if vision:
-        row["vision_params"] = _vision_params(vision)
+    if vision:  # roughly depth * (4 h^2 + 2 h mlp); 0 if the config does not say
+        depth, hidden, mlp = (
+            next((vision[n] for n in names.split() if isinstance(vision.get(n), int)), 0)
+            for names in ("depth num_hidden_layers vt_num_hidden_layers",
+                          "hidden_size embed_dim vt_hidden_size",
+                          "intermediate_size vt_intermediate_size"))
+        row["vision_params"] = depth * (4 * hidden**2 + 2 * hidden * (mlp or 4 * hidden))
         row["notes"].append("the vision tower is not counted")
-
-
-def _vision_params(vision: Mapping[str, Any]) -> int:
-    """Rough size of a ViT: depth * (4 h^2 + 2 h mlp); 0 if the config does not say."""
-    sizes = [next((vision[n] for n in names.split() if isinstance(vision.get(n), int)), 0)
-             for names in ("depth num_hidden_layers vt_num_hidden_layers",
-                           "hidden_size embed_dim vt_hidden_size",
-                           "intermediate_size vt_intermediate_size")]
-    depth, hidden, mlp = sizes
-    return depth * (4 * hidden**2 + 2 * hidden * (mlp or 4 * hidden))
 
 
 def _read_odd_families(fields: Fields, row: Row) -> None:
@@ -1390,23 +1384,18 @@ def _layer_caches(r: Row, kind: Kind) -> List[Cache]:
                        flops=2 * heads * (r["nope"] + rope + (r["v_head_dim"] or r["nope"])),
                        decode_flops=2 * heads * (2 * latent + rope))]
     else:
-        found = [_grouped_cache(r, kind)]
+        heads, kv_heads, d_k, d_v = heads_of(r, kind)
+        name, window = {"S": ("sliding", r["window"]), "C": ("chunked", r["chunk"])}.get(
+            kind.mixer, ("full", 0))
+        kept = (0, 0) if kind.shared_kv else (kv_heads, d_k + d_v)
+        work = 2 * heads * (d_k + d_v)
+        found = [Cache(name, 1, *kept, window, flops=work, decode_flops=work,
+                       reads=r["index_topk"] if kind.indexer and not kind.shared_kv else 0)]
     if kind.indexer:
         work = 2 * r["index_heads"] * r["index_dim"]
         found.append(Cache("indexer", 1, 1, r["index_dim"], element_bytes=INDEX_BYTES, flops=work,
                            decode_flops=work))
     return found
-
-
-def _grouped_cache(r: Row, kind: Kind) -> Cache:
-    heads, kv_heads, d_k, d_v = heads_of(r, kind)
-    name, window = {"S": ("sliding", r["window"]), "C": ("chunked", r["chunk"])}.get(
-        kind.mixer, ("full", 0))
-    work = 2 * heads * (d_k + d_v)
-    if kind.shared_kv:
-        return Cache(name, 1, 0, 0, window, flops=work, decode_flops=work)
-    return Cache(name, 1, kv_heads, d_k + d_v, window,
-                 reads=r["index_topk"] if kind.indexer else 0, flops=work, decode_flops=work)
 
 
 def _compressed_caches(r: Row, kind: Kind) -> List[Cache]:
@@ -1532,17 +1521,24 @@ Rules = List[Tuple[Optional[Tuple[str, ...]], Scheme]]
 def _quant_rules(method: str, q: Mapping[str, Any]) -> Rules:
     """Which modules are stored how; the first rule that matches a module counts."""
     layers = q.get("quantized_layers")
-    if isinstance(layers, dict) and layers:
-        return _rules_of_map(layers) + ([(None, _fp8(q))] if method == "fp8" else [])
+    if isinstance(layers, dict) and layers:  # {module: {quant_algo}} of modelopt
+        names: Dict[str, List[str]] = {}
+        for name, how in layers.items():
+            if ".experts." not in name or ".experts.0." in name or name.endswith(".experts"):
+                algo = how.get("quant_algo") if isinstance(how, dict) else how
+                names.setdefault(str(algo), []).append(name)  # one routed expert stands for all
+        mapped: Rules = [(tuple(found), ALGOS.get(algo, ALGOS["FP8"]))
+                         for algo, found in names.items()]
+        return mapped + ([(None, _fp8(q))] if method == "fp8" else [])
     bits, group = _bits_of(q, "bits", default=4), max(0, _int_of(q, "group_size", 128))
     if method in ("fp8", "fbgemm_fp8"):
         return [(None, _fp8(q))]
     if method in ("awq", "awq_marlin"):
         return [(None, Scheme("awq", bits, group, 1, 2 + bits / 8))]
     if method.startswith("gptq"):
-        head: Rules = [(("lm_head",), Scheme("gptq", bits, group, 1, 2 + bits / 8, 4))]
-        every: Rules = [(None, head[0][1])]
-        return head + every if q.get("lm_head") else every
+        scheme = Scheme("gptq", bits, group, 1, 2 + bits / 8, 4)
+        head: Rules = [(("lm_head",), scheme)]
+        return (head if q.get("lm_head") else []) + [(None, scheme)]
     if method == "mxfp4":
         return [(EXPERTS, MXFP4)]
     if method == "bitsandbytes":
@@ -1582,17 +1578,6 @@ def _fp8(q: Mapping[str, Any]) -> Scheme:
             isinstance(b, int) and b > 0 for b in block):
         return Scheme("fp8", 8, block[1], block[0], 4)
     return Scheme("fp8", 8, 0, 1, 4)
-
-
-def _rules_of_map(layers: Mapping[str, Any]) -> Rules:
-    """Rules from modelopt's {module: {quant_algo}}; one routed expert stands for all."""
-    names: Dict[str, List[str]] = {}
-    for name, how in layers.items():
-        if ".experts." in name and ".experts.0." not in name and not name.endswith(".experts"):
-            continue
-        algo = how.get("quant_algo") if isinstance(how, dict) else how
-        names.setdefault(str(algo), []).append(name)
-    return [(tuple(found), ALGOS.get(algo, ALGOS["FP8"])) for algo, found in names.items()]
 
 
 def _rule_of_group(group: Any, outer_format: str) -> Tuple[Optional[Tuple[str, ...]], Scheme]:
@@ -1724,7 +1709,6 @@ def _without_prefix(name: str) -> str:
 def _regex_layers(regex: str, name: str, layers: Set[int]) -> Set[int]:
     """Layers whose module path the expression matches, by any of the usual prefixes."""
     import re
-
     try:  # a repeated group that repeats inside can take for ever: no checkpoint needs one
         if len(regex) > 1000 or re.search(r"[*+}][^()]*\)+[*+{]", regex):
             raise re.error("nested repeats")
@@ -1782,22 +1766,6 @@ def standard_quant(name: str, model: Model) -> Quant:
 # ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
-def count_params(tensors: Sequence[Tensor], row: Row) -> Tuple[int, int]:
-    """(total, active per token) parameters.
-
-    Active leaves out the embedding look-up (a tied table counts once, as lm_head) and all but
-    top_k of the routed experts.
-    """
-    r = {**DEFAULTS, **row}
-    total = active = 0
-    looked_up = {"model.embed_tokens_per_layer", "" if r["tied"] else "model.embed_tokens"}
-    for t in tensors:
-        total += t.params
-        if t.name not in looked_up:
-            active += t.params // t.copies * r["top_k"] if t.copies > 1 else t.params
-    return total, active
-
-
 def build_preset(row: Row) -> Model:
     """The model of a row of presets.json; UserError where the row is broken."""
     try:
@@ -1808,14 +1776,23 @@ def build_preset(row: Row) -> Model:
 
 
 def build_model(row: Row) -> Model:
-    """The model that a row of presets.json, or of normalise(), describes."""
+    """The model that a row of presets.json, or of normalise(), describes.
+
+    Its active parameters leave out the embedding look-up (a tied table counts once, as lm_head)
+    and all but top_k of the routed experts. A multi-token-prediction layer is taken for the last
+    layer, a 2H x H projection and three norms.
+    """
     family = family_of([row.get("arch", "")]) or {}
     r: Row = {**DEFAULTS, **family, **row}
     if isinstance(r["blocks"], list):
         r["blocks"] = tuple(map(tuple, r["blocks"]))
     tensors = tensors_of(r)
-    total, active = count_params(tensors, r)
-    kinds = layer_kinds(r)
+    total = sum(t.params for t in tensors)
+    looked_up = {"model.embed_tokens_per_layer", "" if r["tied"] else "model.embed_tokens"}
+    active = sum(t.params // t.copies * r["top_k"] if t.copies > 1 else t.params
+                 for t in tensors if t.name not in looked_up)
+    last = sum(t.params // len(t.layers) for t in tensors if r["layers"] - 1 in t.layers)
+    drafts = 0 if r["layout"] or r["hc_mult"] else r["mtp"]
     quant: Optional[Quant] = r["quant"]
     size, native = (quantised_bytes(tensors, quant) if quant
                     else (r.get("weight_bytes"), r["native"]))
@@ -1833,12 +1810,12 @@ def build_model(row: Row) -> Model:
                   else r["head_dim"] or r["hidden"] // r["heads"]),
         vocab=r["vocab"], max_len=r["max_len"], tied=r["tied"], tensors=tensors,
         caches=caches_of(r), experts=r["experts"], top_k=r["top_k"],
-        expert_layers=sum(kind.ffn == "E" for kind in kinds),
+        expert_layers=sum(kind.ffn == "E" for kind in layer_kinds(r)),
         native=native, weight_bytes=size, weight_bytes_source=_bytes_source(quant),
         expert_byte_share=share,
         kv_native=quant.kv_native if quant else "", mtp_layers=r["mtp"],
-        mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
-        estimated=r["estimated"],
+        mtp_params=int(drafts * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"])),
+        vision_params=r["vision_params"], estimated=r["estimated"],
         notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
     )
 
@@ -1850,14 +1827,6 @@ def _bytes_source(quant: Optional[Quant]) -> str:
         return f"rough: quantization {quant.method or 'without a name'} is not known"
     return (f"counted from shapes and quantization ({quant.method})" if quant.method
             else f"counted from shapes at {quant.plain}")
-
-
-def _mtp_params(r: Row, tensors: Sequence[Tensor]) -> int:
-    """Multi-token-prediction layers: each a last layer, a 2H x H projection and three norms."""
-    if not r["mtp"] or r["layout"] or r["hc_mult"]:
-        return 0
-    last = sum(t.params // len(t.layers) for t in tensors if r["layers"] - 1 in t.layers)
-    return int(r["mtp"] * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"]))
 
 
 # ---- 3f. Checkpoints on disk and on the Hub ----------------------------------------------------
@@ -1937,7 +1906,6 @@ def total_size(index: Mapping[str, Any]) -> Optional[int]:
 def _safetensors_bytes(path: str) -> int:
     """Bytes of the tensors in a safetensors file, from its header."""
     import struct
-
     try:
         stored = os.path.getsize(path)
         with open(path, "rb") as file:
@@ -1969,7 +1937,6 @@ def _safetensors_bytes(path: str) -> int:
 def fetch_checkpoint(hf_id: str) -> Checkpoint:
     """As read_checkpoint, from the Hugging Face Hub or what HF_ENDPOINT names."""
     import re
-
     parts = hf_id.split("/")
     if len(parts) != 2 or not all(re.fullmatch(r"[A-Za-z0-9._-]+", p) and p.strip(".")
                                   for p in parts):
@@ -1996,7 +1963,6 @@ def _download(url: str, hf_id: str) -> Optional[bytes]:
     import urllib.error
     import urllib.parse
     import urllib.request
-
     class Redirect(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, req: Any, *args: Any) -> Any:
             found = super().redirect_request(req, *args)
@@ -2288,9 +2254,9 @@ def layout_text(d: Deployment) -> str:
     return " ".join(f"{n.upper()}={size}" for n, size in sizes if size > 1 or n == "tp")
 
 
-def fitting_tp(model: Model, most: int = 64) -> List[int]:
-    """TP sizes that divide the query heads and go evenly with the KV heads."""
-    return [n for n in range(1, most + 1) if not tp_problem(model, n)]
+def fitting_tp(model: Model) -> List[int]:
+    """TP sizes up to 64 that divide the query heads and go evenly with the KV heads."""
+    return [n for n in range(1, 65) if not tp_problem(model, n)]
 
 
 def tp_problem(model: Model, tp: int) -> str:
@@ -2488,8 +2454,6 @@ class Memory(NamedTuple):
 
     weights_bytes: float
     adapter_bytes: float
-    reserve_bytes: float
-    budget_bytes: float  # util * memory
     pool_bytes: float  # negative when the weights do not fit
     sequence_bytes: float  # one sequence of ctx tokens
     max_seqs: float  # of ctx tokens, in one replica
@@ -2503,11 +2467,10 @@ def memory_of(d: Deployment) -> Memory:
     """
     weights = weights_bytes_per_gpu(d)
     adapters = d.adapter_bytes / d.tp * d.stage_share
-    budget = d.util * d.gpu.memory_bytes
-    pool = budget - weights - adapters - d.reserve_bytes
+    pool = d.util * d.gpu.memory_bytes - weights - adapters - d.reserve_bytes
     one = sequence_bytes(d, d.ctx_tokens)
     max_seqs = max(0.0, pool) / one * d.attention_dp
-    return Memory(weights, adapters, d.reserve_bytes, budget, pool, one, max_seqs, max_seqs >= 1)
+    return Memory(weights, adapters, pool, one, max_seqs, max_seqs >= 1)
 
 
 # ---- 6b. What the engine will log --------------------------------------------------------------
@@ -2594,18 +2557,19 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
     old = () < version < (0, 8)
     util = asked.util or d.util
     if engine == "sglang":
-        tokens, seqs = sglang_defaults(memory, d.tp)
+        _, tokens, small, large = next(row for row in SGLANG_CLASSES if memory < row[0])
+        seqs = large if d.tp >= 4 else small
         if asked.util is None:
             util = sglang_fraction(d, version, asked.max_num_batched_tokens or tokens, seqs)
     elif old:
         tokens, seqs = 2048 if longest > CHUNKED_FROM_TOKENS else max(longest, 2048), 256
     else:
-        large = memory >= 70 and not d.gpu.name.startswith("a100")
-        tokens = 16384 if memory >= 160 else 8192 if large else 2048
-        seqs = 1024 if large else 256
+        roomy = memory >= 70 and not d.gpu.name.startswith("a100")
+        tokens = 16384 if memory >= 160 else 8192 if roomy else 2048
+        seqs = 1024 if roomy else 256
     if engine == "trtllm":
         m = memory_of(d._replace(util=util))
-        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - m.reserve_bytes
+        free = d.gpu.memory_bytes - m.weights_bytes - m.adapter_bytes - d.reserve_bytes
         util = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
     block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
@@ -2739,20 +2703,6 @@ class EngineMemory(NamedTuple):
         return self.requested_bytes - self.weights_bytes - self.reserve_bytes
 
 
-def vllm_memory(d: Deployment, s: Settings, stage: int) -> EngineMemory:
-    """How vLLM divides the memory of a GPU of this pipeline stage.
-
-    requested = ceil(total * utilisation); available = requested - weights - peak of a profiling
-    run - what is not torch's - CUDA graphs (from 0.21). Source: vLLM v1/worker/gpu_worker.py.
-    """
-    profile = profile_of(d, s)
-    last = stage == d.pp - 1
-    return EngineMemory(
-        d.gpu.torch_bytes, math.ceil(d.gpu.torch_bytes * s.util), served_bytes(d, s, stage),
-        activation_bytes(d, s, profile.sampler_bytes if last else 0.0),
-        profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
-
-
 def comm_bytes(d: Deployment) -> float:
     """Buffers for collectives on each GPU of a replica [B]; NCCL's are larger with NVLS."""
     if d.tp * d.pp == 1:
@@ -2799,7 +2749,7 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
     Beside the stored weights: adapters, rotary tables, MLA's absorbed up-projections, the padding
     of MXFP4 experts, and what torch's allocator cannot split off a tensor's last 2 MiB.
     """
-    m, weights = d.model, stage_weights(d)[stage]
+    m, weights, padding = d.model, stage_weights(d)[stage], 1.0
     layers = stage_layers(m.layers, d.pp)[stage]
     extra = d.adapter_bytes / d.tp * len(layers) / m.layers
     latent = [t for t in m.tensors if t.name.endswith("kv_b_proj")]
@@ -2807,25 +2757,14 @@ def loaded_bytes(d: Deployment, stage: int) -> float:
         extra += m.max_len * (64 if latent else m.head_dim) * ACTIVATION_BYTES
     extra += sum(t.d_in * t.d_out * ACTIVATION_BYTES / d.tp * len(set(t.layers) & set(layers))
                  for t in latent)
-    expert = weights.expert_bytes * mxfp4_padding(d)
-    return weights.dense_bytes + expert + extra + unsplit_bytes(d, layers)
-
-
-def served_bytes(d: Deployment, s: Settings, stage: int) -> float:
-    """Weights on a GPU of this stage as loaded, the drafter's with them [B]."""
-    return loaded_bytes(d, stage) + (draft_bytes(d, s) if stage == d.pp - 1 else 0.0)
-
-
-def mxfp4_padding(d: Deployment) -> float:
-    """What the engine's padding makes of gpt-oss's MXFP4 experts: a factor on their bytes."""
-    width = next((t.d_out for t in d.model.tensors if t.split == "expert"
+    width = next((t.d_out for t in m.tensors if t.split == "expert"
                   and t.name.endswith("up_proj")), 0)
-    if not pads_experts(d) or not width:
-        return 1.0
-    hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
-    padded = (-(-d.model.hidden // hidden_to) * hidden_to
-              * -(-(width / d.tp) // width_to) * width_to)
-    return padded / (d.model.hidden * width / d.tp)
+    if pads_experts(d) and width:
+        hidden_to, width_to = MXFP4_PAD.get(d.gpu.arch, (256, 128))
+        padded = -(-m.hidden // hidden_to) * hidden_to * -(-(width / d.tp) // width_to) * width_to
+        padding = padded / (m.hidden * width / d.tp)
+    return (weights.dense_bytes + weights.expert_bytes * padding + extra
+            + unsplit_bytes(d, layers))
 
 
 def pads_experts(d: Deployment) -> bool:
@@ -2986,12 +2925,6 @@ SGLANG_CLASSES = (  # memory under GiB, chunked prefill, decode batch at TP unde
 SGLANG_CONTEXT_GIB = 0.4  # taken before the weights: torch's total less "avail mem" in three logs
 
 
-def sglang_defaults(memory_gib: float, tp: int) -> Tuple[int, int]:
-    """SGLang's chunked prefill and largest decode graph for a GPU of this memory."""
-    row = next(row for row in SGLANG_CLASSES if memory_gib < row[0])
-    return row[1], row[3 if tp >= 4 else 2]
-
-
 def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_seqs: int) -> float:
     """SGLang's own mem_fraction_static; before 0.5 a table by TP.
 
@@ -3005,16 +2938,6 @@ def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_
     if mib > 60 * KIB:
         reserved = max(reserved, 10240)
     return round((mib - reserved) / mib, 3)
-
-
-def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
-    """How SGLang divides a GPU's memory: the pool is what is free after the weights, less a share
-    of what was free before. Source: SGLang 0.5.23 model_executor/pool_configurator.py.
-    """
-    context = SGLANG_CONTEXT_GIB * GIB
-    free = d.gpu.torch_bytes - context
-    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
-    return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)
 
 
 SWA_RATIO, STATE_RATIO = 0.8, 0.9  # SGLang swa_full_tokens_ratio, mamba_full_memory_ratio
@@ -3033,16 +2956,6 @@ def sglang_tokens(d: Deployment, available: float) -> int:
     if any(c.state_bytes for c in d.model.caches):
         available /= 1 + STATE_RATIO
     return max(0, int(available // cell)) if cell else 0
-
-
-def trtllm_memory(d: Deployment, s: Settings) -> EngineMemory:
-    """TensorRT-LLM: a share (free_gpu_memory_fraction) of what weights and activations leave."""
-    weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
-    peak = activation_bytes(d, s, 0.0)
-    other = 0.5 * GIB + comm_bytes(d)
-    left = d.gpu.torch_bytes - weights - peak - other
-    kept = max(0.0, left) * (1 - s.util)
-    return EngineMemory(d.gpu.torch_bytes, d.gpu.torch_bytes - kept, weights, peak, other, 0.0)
 
 
 class Refusal(NamedTuple):
@@ -3155,11 +3068,17 @@ def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
     """Room for one request: fewer sequences profiled where none were asked for, or more than by
     any engine's default; a shorter context, a larger share, more GPUs, fewer bytes a weight.
     """
-    s = found.settings
+    s, room, longest = found.settings, found.memory.available_bytes, 0
     fewer = [_asking(d, s, "seqs", n) for n in (1024, 256, 128, 64)
              if n < s.max_num_seqs and (s.asked.max_num_seqs or math.inf) > 1024]
     yield from fewer
-    longest = longest_request_held(d, found)
+    if room > 0 and found.pool:
+        longest = longest_that_fits(found.pool, d, s)
+    elif room > 0 and s.engine == "vllm":
+        longest = most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
+            d, s._replace(max_model_len=tokens)) <= room)
+    elif room > 0:
+        longest = min(found.tokens, s.max_model_len)
     if longest >= (d.prompt_tokens + d.output_tokens if d.output_tokens else LEAST_CTX):
         yield _asking(d, s, "ctx", longest)
     now = s.asked.util or (d.util if s.engine == "trtllm" else s.util)
@@ -3177,19 +3096,6 @@ def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
     if d.weights.bytes >= 2:
         yield Way(f"{CURE_FLAGS[s.engine]['weights']} fp8", d._replace(
             weights=WEIGHTS["fp8"], weight_bytes=d.model.params), s.asked)
-
-
-def longest_request_held(d: Deployment, found: EngineAnswer) -> int:
-    """Most tokens of one request that the pool holds; 0 for none."""
-    s, room = found.settings, found.memory.available_bytes
-    if room <= 0:
-        return 0
-    if found.pool:
-        return longest_that_fits(found.pool, d, s)
-    if s.engine == "vllm":
-        return most_tokens(s.max_model_len, lambda tokens: packed_request_bytes(
-            d, s._replace(max_model_len=tokens)) <= room)
-    return min(found.tokens, s.max_model_len)
 
 
 def shard_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3311,7 +3217,6 @@ def read_startup_log(path: str) -> Dict[str, Any]:
 def parse_startup_log(text: str) -> Dict[str, Any]:
     """The figures of a start-up log's lines, by LOG_LINES."""
     import re
-
     patterns = [(key, re.compile(pattern), how) for key, pattern, how in LOG_LINES]
     found: Dict[str, Any] = {}
     for line in text.splitlines():
@@ -3345,7 +3250,6 @@ def engine_version(text: str) -> Version:
     () for what tells nothing: a source build calls itself 0.1.dev8168; 0.2x may be any of ten.
     """
     import re
-
     match = re.match(r"v?(\d{1,4}(?:\.\d{1,4})*)(\.dev|x)?", text.strip().lower())
     if not match:
         raise UserError(f"{text!r} is no version; write 0.33 or 0.10.2")
@@ -3419,9 +3323,32 @@ RESERVE_BAND = {False: (0.65, 0.3), True: (0.25, 0.3)}
 
 
 def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemory]:
-    """The engine's memory on each pipeline stage, with what a log states put over it."""
-    stages = ([vllm_memory(d, s, stage) for stage in range(d.pp)] if s.engine == "vllm"
-              else [(sglang_memory if s.engine == "sglang" else trtllm_memory)(d, s)])
+    """How the engine divides the memory of a GPU, on each pipeline stage where it is vLLM; what a
+    log states is put over it.
+
+    vLLM: requested = ceil(total * utilisation); available = requested - weights - peak of a
+    profiling run - what is not torch's - CUDA graphs (from 0.21). SGLang's pool is what is free
+    after the weights, less a share of what was free before; TensorRT-LLM's is a share of what
+    weights and activations leave. Source: vLLM v1/worker/gpu_worker.py; SGLang 0.5.23
+    model_executor/pool_configurator.py.
+    """
+    total = d.gpu.torch_bytes
+    served = [loaded_bytes(d, stage) for stage in range(d.pp)]
+    served[-1] += draft_bytes(d, s)
+    if s.engine == "vllm":
+        profile = profile_of(d, s)
+        stages = [EngineMemory(
+            total, math.ceil(total * s.util), weights,
+            activation_bytes(d, s, profile.sampler_bytes if stage == d.pp - 1 else 0.0),
+            profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
+            for stage, weights in enumerate(served)]
+    elif s.engine == "sglang":
+        free = total - SGLANG_CONTEXT_GIB * GIB
+        stages = [EngineMemory(total, free * s.util, max(served), 0.0, 0.0, 0.0)]
+    else:
+        peak, other = activation_bytes(d, s, 0.0), 0.5 * GIB + comm_bytes(d)
+        kept = max(0.0, total - max(served) - peak - other) * (1 - s.util)
+        stages = [EngineMemory(total, total - kept, max(served), peak, other, 0.0)]
     if logged.weights_bytes is not None:
         stages = [m._replace(weights_bytes=logged.weights_bytes) for m in stages]
     if logged.reserve_bytes is not None:
@@ -4096,7 +4023,10 @@ RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("n
 
 
 def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Deployment]:
-    """The deployments a search tries: GPU x layout x weights x KV, those that were given kept."""
+    """The deployments a search tries: GPU x layout x weights x KV, those that were given kept.
+
+    TP within one link domain; DP attention for latent caches.
+    """
     given, priced = args.given, set(args.prices or ()) - {""}
     fixed = {"gpu", "gpu_bandwidth", "gpu_memory_gib"} & given or (args.prices and not priced)
     runs = RUNS_ON[args.engine or "vllm"]
@@ -4109,26 +4039,20 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
     kvs = [d.kv] if {"kv", "kv_bytes"} & given else [KV["bf16"], KV["fp8"]]
     found = []
     for gpu in gpus:
-        for tp, dp, ep in layouts(d, given, gpu):
-            for change in changes:
-                other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
-                name = other.weights.name
-                if (name == "fp8" and "fp8" not in gpu.flop_s) or (
-                        name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
-                    continue  # the memory alone is int4's to save
-                found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv)
-                          for kv in kvs]
+        sizes = [n for n in (1, 2, 4, 8) if n <= max(1, min(gpu.domain, SERVER_GPUS))
+                 and not tp_problem(d.model, n)]
+        layouts = [(n, 1, 1) for n in sizes] + [
+            (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
+        if {"tp", "dp", "ep", "pp", "pcp", "dcp"} & given:
+            layouts = [(d.tp, d.dp, d.ep)]
+        for (tp, dp, ep), change in [(layout, change) for layout in layouts for change in changes]:
+            other = d._replace(gpu=gpu, tp=tp, dp=dp, ep=ep, **change)
+            name = other.weights.name
+            if (name == "fp8" and "fp8" not in gpu.flop_s) or (
+                    name == "nvfp4" and not gpu.arch.startswith("Blackwell")):
+                continue  # the memory alone is int4's to save
+            found += [other._replace(compute=compute_on(gpu, other.weights), kv=kv) for kv in kvs]
     return found
-
-
-def layouts(d: Deployment, given: Set[str], gpu: Gpu) -> List[Tuple[int, int, int]]:
-    """(TP, DP, EP) to try on a GPU: TP in one link domain; DP attention for latent caches."""
-    if {"tp", "dp", "ep", "pp", "pcp", "dcp"} & given:
-        return [(d.tp, d.dp, d.ep)]
-    most = max(1, min(gpu.domain, SERVER_GPUS))
-    sizes = [n for n in (1, 2, 4, 8) if n <= most and not tp_problem(d.model, n)]
-    return [(n, 1, 1) for n in sizes] + [
-        (1, n, n) for n in sizes if n > 1 and d.model.experts and d.model.latent]
 
 
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
@@ -4198,7 +4122,7 @@ class Case(NamedTuple):
                 "bandwidth": d.gpu.bandwidth_bytes_s, "peak": peak_flop_s(d),
                 "peak_bf16": d.gpu.flop_s["bf16"], "memory": d.gpu.memory_bytes,
                 "weights": memory.weights_bytes, "adapters": memory.adapter_bytes,
-                "reserve": memory.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
+                "reserve": d.reserve_bytes, "sequence_bytes": memory.sequence_bytes,
                 "expert_share": fullest_expert_share(d), "ctx": d.ctx_tokens,
                 "experts": m.experts, "top_k": m.top_k, "kv_bytes": d.kv.bytes, "touched": 1.0}
 
@@ -4211,29 +4135,8 @@ def case_of(d: Deployment, args: Any) -> Case:
 
 
 def say_model(case: Case, answer: Answer) -> None:
-    """What is sized and what was assumed."""
+    """What is sized and what was assumed; the steps that are inputs."""
     d, m = case.d, case.d.model
-    record_inputs(d, answer)
-    kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
-                                          f"{m.top_k} of {m.experts} experts")
-    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
-             f"{m.kv_heads} KV heads x {m.head_dim}")
-    answer.lines += [
-        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
-        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
-        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
-        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
-        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
-        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
-        f"average history {count(d.history_tokens)} ({d.history_source})"]
-    for note in notes_on(d):
-        answer.say("note", note)
-    answer.lines.append("")
-
-
-def record_inputs(d: Deployment, answer: Answer) -> None:
-    """The steps that are inputs: the model and the deployment as read."""
-    m = d.model
     answer.inputs(
         "model.", name=m.name, arch=m.arch, estimated=m.estimated, layers=m.layers,
         hidden=m.hidden, heads=m.heads, kv_heads=m.kv_heads, head_dim=m.head_dim, vocab=m.vocab,
@@ -4253,6 +4156,22 @@ def record_inputs(d: Deployment, answer: Answer) -> None:
     answer.add("deployment.weight_bytes_per_param", d.weight_bytes / m.params, "B")
     answer.add("deployment.kv_bytes_per_element", d.kv.bytes, "B")
     answer.add("deployment.history_tokens", d.history_tokens, "tokens", source=d.history_source)
+
+    kind = "dense" if not m.experts else (f"MoE, {figure(m.active_params / GIGA)}B active, top "
+                                          f"{m.top_k} of {m.experts} experts")
+    heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
+             f"{m.kv_heads} KV heads x {m.head_dim}")
+    answer.lines += [
+        f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
+        f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
+        f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
+        + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
+        f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
+        f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
+        f"average history {count(d.history_tokens)} ({d.history_source})"]
+    for note in notes_on(d):
+        answer.say("note", note)
+    answer.lines.append("")
 
 
 def notes_on(d: Deployment) -> List[str]:
@@ -4292,7 +4211,7 @@ def say_memory(case: Case, answer: Answer) -> None:
         d.weight_source + "; split as in Megatron-LM (1909.08053)")
     answer.add("memory.adapter_bytes_per_gpu", memory.adapter_bytes, "B",
                "adapter_bytes / tp * stage_share", "--lora-rank, --lora-count")
-    answer.add("memory.reserve_bytes_per_gpu", memory.reserve_bytes, "B",
+    answer.add("memory.reserve_bytes_per_gpu", d.reserve_bytes, "B",
                source="--reserve-gib: activations, CUDA graphs, NCCL buffers; 1-4 GiB is usual")
     pool = answer.add("memory.kv_pool_bytes_per_gpu", max(0.0, memory.pool_bytes), "B",
                       "max(0, util * memory - weights - adapters - reserve)", BUDGET)
@@ -4307,17 +4226,22 @@ def say_memory(case: Case, answer: Answer) -> None:
     answer.add("memory.fits", memory.fits)
 
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
-    total = (weights + memory.adapter_bytes + memory.reserve_bytes + pool) / GIB
+    total = (weights + memory.adapter_bytes + d.reserve_bytes + pool) / GIB
     answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f}{lora} + reserve "
-               f"{memory.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
+               f"{d.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
-               f"{memory.budget_bytes / GIB:.2f}) {'FITS' if memory.fits else 'DOES NOT FIT'}")
+               f"{d.util * d.gpu.memory_bytes / GIB:.2f}) "
+               + ("FITS" if memory.fits else "DOES NOT FIT"))
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
                f"({sequences_text(case.average_seqs)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
-        answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
+        for c in d.model.caches:
+            size = scaled(cache_bytes(c._replace(window=0), d, 0 if c.state_bytes else 1), "B")
+            limit = f", at most {count(c.window)} tokens" if c.window else ""
+            answer.say("", f"{c.layers} {c.kind} layers: {size}/" + (
+                "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
     if memory.max_seqs < (d.asked or 1):
         say_short(case, d.asked or 1, answer)
 
@@ -4325,16 +4249,6 @@ def say_memory(case: Case, answer: Answer) -> None:
 def sequences_text(seqs: float) -> str:
     """Whole sequences, or one decimal where a fraction matters: 59, 3.4."""
     return f"{seqs:.1f}" if seqs < 10 else count(int(seqs))
-
-
-def kind_text(d: Deployment, cache: Cache) -> str:
-    """One kind of layer: how many, what a token and a sequence cost on each GPU."""
-    if cache.state_bytes:
-        return (f"{cache.layers} {cache.kind} layers: "
-                f"{scaled(cache_bytes(cache, d, 0), 'B')}/sequence/GPU, whatever its length")
-    limit = f", at most {count(cache.window)} tokens" if cache.window else ""
-    one = cache_bytes(cache._replace(window=0), d, 1)
-    return f"{cache.layers} {cache.kind} layers: {scaled(one, 'B')}/token/GPU{limit}"
 
 
 def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
@@ -4487,14 +4401,30 @@ def prefill_formula(d: Deployment, tokens: float) -> Tuple[str, Dict[str, float]
 
 
 def say_decode(case: Case, answer: Answer) -> None:
-    """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds."""
-    d, limit = case.d, case.limit
+    """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds; and the
+    steps behind one row of it, this deployment's own batch."""
+    d, limit, step = case.d, case.limit, case.step
     if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
-    answer.add("decode.table", rows)
-    explain_step(case, answer)
+    rows = answer.add("decode.table", [decode_row(d, batch, limit)
+                                       for batch in ladder(limit, d.asked or 0)])
+    seqs, all_seqs = microbatch(d, case.batch)
+    key = "decode.at_batch."
+    answer.add(key + "batch", case.batch, "sequences", source="--concurrency, at most the KV limit")
+    touched = 1.0
+    if d.model.experts:
+        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
+                              "distinct experts under uniform routing", tokens=all_seqs)
+    answer.add(key + "weights_s", step.weights_s, "s",
+               "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
+               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
+    answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
+               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
+    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
+                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
+    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
+    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
                + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
@@ -4524,27 +4454,6 @@ def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
             "tok_s": batch / step.step_s, "bound_by": step.bound_by,
             "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
             "typical_step_s": typical, "typical_tok_s": batch / typical}
-
-
-def explain_step(case: Case, answer: Answer) -> None:
-    """The steps behind one row of the decode table: this deployment's own batch."""
-    d, batch, step = case.d, case.batch, case.step
-    seqs, all_seqs = microbatch(d, batch)
-    key = "decode.at_batch."
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
-    touched = 1.0
-    if d.model.experts:
-        touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
-                              "distinct experts under uniform routing", tokens=all_seqs)
-    answer.add(key + "weights_s", step.weights_s, "s",
-               "((weight_bytes - expert_bytes) / tp + expert_bytes * expert_share * touched) "
-               "* stage_share * pp / (bandwidth * mbu)", DECODE, touched=touched)
-    answer.add(key + "kv_s", step.kv_s, "s", "seqs_per_gpu * pp * kv_read_per_seq / (bandwidth "
-               "* mbu)", DECODE, seqs_per_gpu=seqs, kv_read_per_seq=read_bytes(d, d.history_tokens))
-    answer.work(key + "compute_s", "s", "flop_per_gpu / (peak * mfu)", "2 FLOP a parameter and "
-                "token", flop_per_gpu=flop_per_gpu(d, seqs, all_seqs) * d.pp * d.stage_share)
-    answer.work(key + "step_s", "s", "max(compute_s, weights_s + kv_s)", DECODE)
-    answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
 
 
 def say_comm(case: Case, answer: Answer) -> None:
@@ -4608,7 +4517,14 @@ def say_layout(case: Case, answer: Answer) -> None:
         return
     lines = []
     if d.pp > 1:
-        lines.append(pipeline_text(d, answer))
+        layers = answer.add("pipeline.layers_on_fullest_stage", -(-m.layers // d.pp))
+        idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
+                           "GPipe (1811.06965)", layers=m.layers, fullest=layers)
+        bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
+                             "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
+        lines.append(f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle "
+                     f"elsewhere), no latency gain; {bubble:.0%} of the stages idle at batch 1, "
+                     f"none from batch {d.pp}")
     if d.replicas > 1:
         tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
                             tok_s=case.batch / case.step.step_s)
@@ -4640,17 +4556,6 @@ def say_layout(case: Case, answer: Answer) -> None:
         answer.say("LAYOUT", *lines)
 
 
-def pipeline_text(d: Deployment, answer: Answer) -> str:
-    """Layers on the fullest stage, and what is idle."""
-    layers = answer.add("pipeline.layers_on_fullest_stage", -(-d.model.layers // d.pp))
-    idle = answer.work("pipeline.imbalance", "", "1 - layers / (pp * fullest)",
-                       "GPipe (1811.06965)", layers=d.model.layers, fullest=layers)
-    bubble = answer.work("pipeline.batch_1_bubble", "", "1 - 1 / pp",
-                         "GPipe (1811.06965): (p-1)/(m+p-1) with one microbatch")
-    return (f"PP={d.pp}: {layers} layers on the fullest stage ({idle:.0%} idle elsewhere), no "
-            f"latency gain; {bubble:.0%} of the stages idle at batch 1, none from batch {d.pp}")
-
-
 def replicas_text(case: Case, answer: Answer) -> List[str]:
     """TP=N against N replicas of TP=1 on the same GPUs, at the same load, traffic included."""
     d = case.d
@@ -4676,12 +4581,11 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
 
 def say_binds(case: Case, answer: Answer) -> None:
     """The last line in plain words: which term binds, which knob moves it."""
-    d = case.d
+    d, step = case.d, case.step
     if not case.memory.fits:
         answer.add("decode.bound_by", None)
         answer.lines.append("BINDS        memory: it does not start; see WOULD DO.")
         return
-    step = case.step
     sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
     answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
     if d.asked and d.asked > case.limit:
@@ -4739,19 +4643,30 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
-    d, engine = case.d, case.args.engine or "vllm"
+    d, cal, engine, key = case.d, case.cal, case.args.engine or "vllm", "expected."
     steady = case.plan.steady if case.plan and not d.asked else None
     asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
     batch = running_batch(d, asked)
-    e = expected_of(d, batch, case.cal)
-    answer.inputs("expected.", kv_limited=batch < asked, engine=engine, basis=e.basis)
-    answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
+    e = expected_of(d, batch, cal)
+    answer.inputs(key, kv_limited=batch < asked, engine=engine, basis=e.basis)
+    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV "
                "pool holds at their mean length")
-    explain_expected(d, e, case.cal, answer)
-    tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
+    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
+               "prefill, or wait for it")
+    numbers = explain_terms(d, e.decoding, cal, answer)
+    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
+               "step_s)", "prompts wait for each other, as measured; within a factor of two",
+               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
+    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
+               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
+    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
+    for name, share in (("low", cal.low), ("high", cal.high)):
+        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
+                    share=share)
+    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
                        "loop", output=max(2.0, d.output_tokens or ENDLESS))
     if steady:
@@ -4763,6 +4678,24 @@ def say_expected(case: Case, answer: Answer) -> None:
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
+
+
+def explain_terms(d: Deployment, decoding: float, cal: Calibration, answer: Answer
+                  ) -> Dict[str, Any]:
+    """The steps from the constants to the expected decode step; their numbers."""
+    m, held, everywhere = d.model, rank_weights(d), max(1.0, decoding / d.pp)
+    terms = expected_terms(d, decoding, cal, held)
+    numbers = dict(
+        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
+        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
+        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
+        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
+        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
+        latent_layers=latent_layers(m))
+    for name, formula, source in EXPECTED_TERMS:
+        answer.add(f"expected.{name}", getattr(terms, name), "s", formula, source + EXPECTATION,
+                   **numbers)
+    return numbers
 EXPECTED_TERMS = (  # each term of the expected step, its formula or where it comes from
     ("weights_s", "(dense_read / mbu + expert_bytes * touched / expert_mbu) * pp / bandwidth", ""),
     ("kv_s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * kv_mbu)", ""),
@@ -4775,33 +4708,6 @@ EXPECTED_TERMS = (  # each term of the expected step, its formula or where it co
     ("sequences_s", "decoding * sequence_s", ""),
     ("step_s", "max(bound_s, max(compute_s, weights_s + kv_s) + layers_s + comm_s + sequences_s)",
      ""))
-
-
-def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
-    """The steps from the constants to the expected TPOT."""
-    key, m, held = "expected.", d.model, rank_weights(d)
-    terms = expected_terms(d, e.decoding, cal, held)
-    everywhere = max(1.0, e.decoding / d.pp)
-    numbers = dict(
-        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
-        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
-        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
-        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
-        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
-        latent_layers=latent_layers(m))
-    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
-               "prefill, or wait for it")
-    for name, formula, source in EXPECTED_TERMS:
-        answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
-    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
-               "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
-    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
-               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
-    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
-    for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
-                    share=share)
 
 
 # The questions: each adds its section when its flag is given.
@@ -4817,11 +4723,6 @@ def tokens_a_step(alpha: float, gamma: int) -> float:
     return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def alpha_for(tokens: float, gamma: int) -> float:
-    """The acceptance rate at which gamma drafts give so many tokens a step."""
-    return halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma) < tokens)[1]
-
-
 def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cost: float) -> float:
     """Speed-up of a step with gamma drafts at this batch, verification priced by the step time.
 
@@ -4833,8 +4734,8 @@ def speculative_speedup(d: Deployment, batch: int, alpha: float, gamma: int, cos
     return tokens_a_step(alpha, gamma) * plain / (verify + gamma * cost * plain)
 
 
-def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float,
-                   most: int = 2**14) -> List[Tuple[int, Optional[int]]]:
+def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float
+                   ) -> List[Tuple[int, Optional[int]]]:
     """Ranges of batches at which speculation loses: (first, last), last None = no end found.
 
     An MoE may lose at small batch, where the extra tokens touch further experts, win between, and
@@ -4843,24 +4744,19 @@ def losing_batches(d: Deployment, alpha: float, gamma: int, cost: float,
     def loses(batch: int) -> bool:
         return speculative_speedup(d, batch, alpha, gamma, cost) < 1
 
-    def edge(low: int, high: int) -> int:
-        """The first batch in (low, high] that is as `high` is, low being otherwise."""
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if loses(middle) == loses(high) else (middle, high)
-        return high
-
     ranges: List[Tuple[int, Optional[int]]] = []
-    before, was_losing = 0, False
-    batch = 1
-    while batch <= most:
-        if loses(batch) != was_losing:
-            at = edge(before, batch) if before else batch
-            if was_losing:
+    before, losing, batch = 0, False, 1
+    while batch <= 2**14:
+        if loses(batch) != losing:
+            low, at = (before, batch) if before else (0, 1)
+            while at - low > 1:
+                middle = (low + at) // 2
+                low, at = (middle, at) if loses(middle) == losing else (low, middle)
+            if losing:
                 ranges[-1] = (ranges[-1][0], at - 1)
             else:
                 ranges.append((at, None))
-            was_losing = not was_losing
+            losing = not losing
         before, batch = batch, max(batch + 1, batch * 11 // 10)
     return ranges
 
@@ -4884,7 +4780,8 @@ def say_speculative(case: Case, answer: Answer) -> None:
         if not 1 <= args.spec_accept_len <= gamma + 1:
             raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
                             f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
-        alpha = alpha_for(args.spec_accept_len, gamma)
+        _, alpha = halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma)
+                          < args.spec_accept_len)
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
     answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
@@ -5106,7 +5003,10 @@ def say_engine(case: Case, answer: Answer) -> None:
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else "")
     own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    room = f"Available KV cache memory: {room_text(found)}"
+    low, high, left = (size / GIB for size in (found.low_bytes, found.high_bytes,
+                                               m.available_bytes))
+    room = (f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})" if left > 0
+            else f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")"))
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
@@ -5117,7 +5017,8 @@ def say_engine(case: Case, answer: Answer) -> None:
     answer.say(
         "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
         f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
-        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""), room,
+        f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
+        f"Available KV cache memory: {room}",
         f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
         f"{found.concurrency:.2f}x",
         f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
@@ -5125,15 +5026,6 @@ def say_engine(case: Case, answer: Answer) -> None:
         *([draft_text(d, s, "weights_bytes" in log)] if s.draft.method else []))
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
-
-
-def room_text(found: EngineAnswer) -> str:
-    """The memory for KV and its band; "none" for what is not there."""
-    low, high, left = (size / GIB for size in (
-        found.low_bytes, found.high_bytes, found.memory.available_bytes))
-    if left <= 0:
-        return f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")")
-    return f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})"
 
 
 def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
@@ -5375,23 +5267,10 @@ def plan_ttft_floor(case: Case, plan: Plan, answer: Answer) -> None:
     answer.say("4 TTFT FLOOR", line)
 
 
-def plan_flags(d: Deployment, plan: Plan) -> Dict[str, Any]:
-    """The engine settings of a plan, by vLLM's names."""
-    flags: Dict[str, Any] = {
-        "tensor-parallel-size": d.tp, "gpu-memory-utilization": d.util,
-        "max-model-len": plan.max_model_len, "max-num-seqs": plan.max_num_seqs,
-        "max-num-batched-tokens": plan.max_num_batched_tokens, "enable-prefix-caching": True}
-    asked = (("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
-             ("quantization", d.weights.name,
-              d.weights.bytes < 2 and d.model.native != d.weights.name),
-             ("data-parallel-size", d.dp, d.attention_dp > 1),
-             ("enable-expert-parallel", True, d.ep > 1))
-    return {**flags, **{name: value for name, value, wanted in asked if wanted}}
-
-
 def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     """Step 5: the flags that follow."""
-    load, most = plan.load, (case.d.model.max_len or math.inf) - plan.load.output_len.mean
+    d, load, most = case.d, plan.load, (case.d.model.max_len or math.inf) - (
+        plan.load.output_len.mean)
     rejected = answer.add("plan.rejected_share", sum(
         load.input_len.quantile((i + 0.5) / 1000) > most for i in range(1000)) / 1000)
     answer.add("plan.max_model_len", plan.max_model_len, "tokens",
@@ -5400,9 +5279,17 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
-    answer.add("plan.flags", plan_flags(case.d, plan))
+    answer.add("plan.flags", {name: value for name, value, wanted in (
+        ("tensor-parallel-size", d.tp, True), ("gpu-memory-utilization", d.util, True),
+        ("max-model-len", plan.max_model_len, True), ("max-num-seqs", plan.max_num_seqs, True),
+        ("max-num-batched-tokens", plan.max_num_batched_tokens, True),
+        ("enable-prefix-caching", True, True), ("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
+        ("quantization", d.weights.name,
+         d.weights.bytes < 2 and d.model.native != d.weights.name),
+        ("data-parallel-size", d.dp, d.attention_dp > 1),
+        ("enable-expert-parallel", True, d.ep > 1)) if wanted})
     stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
-        case.d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
+        d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
              f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
@@ -5410,11 +5297,11 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
              f"chunk holds every stream up {scaled(stall, 's')})"]
     if rejected:
         lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
-                     f"{count(case.d.model.max_len)} tokens: the engine rejects them")
+                     f"{count(d.model.max_len)} tokens: the engine rejects them")
     if load.shared_tokens:
         lines.append("prefix caching on, behind a prefix-aware router: the shared part is "
                      "prefilled once a replica")
-    if plan.binding == "kv" and case.d.kv.bytes > 1:
+    if plan.binding == "kv" and d.kv.bytes > 1:
         lines.append("KV-bound: --kv fp8 would hold twice the tokens, after an accuracy check")
     answer.say("5 CONFIGURE", *lines)
 
@@ -5728,22 +5615,6 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
         "sequence_s": each, "overhead_s": one - each}
 
 
-def serving_profile(case: Case) -> Dict[str, Any]:
-    """loadgen's Profile of one replica: its step at the operating batch, the engine's limits."""
-    d, s = case.d, settings_of(case.d, case.args, case.plan)
-    tokens = int(case.memory.max_seqs * d.ctx_tokens)
-    if case.args.engine:
-        found = engine_answer(d, s)
-        tokens = found.tokens
-        if found.refusals:
-            raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
-                            f"{found.refusals[0].cure}")
-    return {**step_profile(d, operating_batch(case), case.cal), "max_num_seqs": s.max_num_seqs,
-            "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
-            "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
-            "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}
-
-
 def operating_batch(case: Case) -> int:
     """Sequences that one replica runs at once: as asked or planned, at most what it holds."""
     planned = case.plan.steady if case.plan and not case.d.asked else None
@@ -5788,16 +5659,24 @@ def saved_flags(case: Case) -> Dict[str, Any]:
 
 
 def say_save(case: Case, answer: Answer) -> None:
-    """The deployment as data, for loadgen's engine and for --measured; run() writes it."""
-    d, args, plan = case.d, case.args, case.plan
+    """The deployment as data, for loadgen's engine and for --measured; run() writes it.
+
+    step_time is loadgen's Profile of one replica: its step at the operating batch, the engine's
+    limits.
+    """
+    d, args, plan, m = case.d, case.args, case.plan, case.d.model
+    s, batch = settings_of(d, args, plan), operating_batch(case)
     if not case.memory.fits:
-        raise UserError(f"--save: {d.model.name} does not fit here, so there is nothing to serve; "
+        raise UserError(f"--save: {m.name} does not fit here, so there is nothing to serve; "
                         "without --save the answer says what would do")
-    batch = operating_batch(case)
+    found = engine_answer(d, s) if args.engine else None
+    if found and found.refusals:
+        raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
+                        f"{found.refusals[0].cure}")
+    tokens = found.tokens if found else int(case.memory.max_seqs * d.ctx_tokens)
     answer.add("saved", {
-        "model": {"name": d.model.name, "params": d.model.params,
-                  "active_params": d.model.active_params,
-                  "id": hf_id(d.model, case.tables)},
+        "model": {"name": m.name, "params": m.params, "active_params": m.active_params,
+                  "id": hf_id(m, case.tables)},
         "hardware": {"gpu": d.gpu.name, "count": d.gpus, "replica_gpus": d.replica_gpus,
                      **{n: getattr(d, n) for n in ("tp", "pp", "dp", "ep", "dcp", "pcp", "util")}},
         "precision": {"weights": d.weights.name, "kv": d.kv.name, "compute": d.compute},
@@ -5814,9 +5693,12 @@ def say_save(case: Case, answer: Answer) -> None:
         "expected": expected_of(d, batch, case.cal)._asdict(),
         "step_time_at": {"batch": batch, "history_tokens": d.history_tokens,
                          "basis": case.cal.basis},
-        "step_time": serving_profile(case)})
+        "step_time": {**step_profile(d, batch, case.cal), "max_num_seqs": s.max_num_seqs,
+                      "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
+                      "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
+                      "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}})
     moe = (f"; its expert reads are those of batch {batch}: too many below it, too few above"
-           if d.model.experts else "")
+           if m.experts else "")
     answer.say("SAVED", f"{os.path.basename(args.save)}: loadgen.py --mock {args.save} serves as "
                f"one replica is expected to, {scaled(expected_step_s(d, batch, case.cal), 's')} a "
                f"step at batch {batch} ({case.cal.basis}){moe}")
@@ -5958,12 +5840,12 @@ TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
 
 def say_measured(case: Case, answer: Answer) -> None:
     """A loadgen run: bound, expectation and measurement side by side, and what follows."""
-    folder = case.args.measured
+    folder, key = case.args.measured, "measured."
     summary, deploy = read_run(folder)
     slo = summary.get("slo")
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
-    rows = answer.add("measured.runs", [measured_row(case, run, target) for run in told])
+    rows = answer.add(key + "runs", [measured_row(case, run, target) for run in told])
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
@@ -5975,34 +5857,29 @@ def say_measured(case: Case, answer: Answer) -> None:
     knee = Knee(*(told_number(summary, f"goodput_search.{name}") for name in Knee._fields))
     good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False
             and (row["rate_rps"] or 0.0) <= (knee.rate_rps or math.inf)]
-    point = answer.add("measured.operating_point", max(
+    point = answer.add(key + "operating_point", max(
         good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
     if seen is None:
-        answer.inputs("measured.", implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
+        answer.inputs(key, implied_mbu=None, implied_mfu=None, cost_per_1m_output=None,
                       replicas=None, binding=None)
         answer.say("", "no run can be trusted: nothing follows; measure again at a lower rate")
         return
     d = run_shape(case.d, told[next(i for i, row in enumerate(rows) if row is seen)])
-    explain_implied(d, seen, answer)
-    say_operating(case, point, knee, rows, deploy, answer)
-    say_measured_binding(case, d, seen, answer)
-
-
-def explain_implied(d: Deployment, row: Mapping[str, Any], answer: Answer) -> None:
-    """MBU and MFU that a measured TPOT implies, solved from the step-time equation."""
-    seqs, tpot = round(row["batch"]), row["tpot_p50_s"]
+    seqs, tpot, mbu, mfu = (round(seen["batch"]), seen["tpot_p50_s"], seen["implied_mbu"],
+                            seen["implied_mfu"])
     step = decode_step(d, seqs)
-    answer.add("measured.implied_mbu", row["implied_mbu"], "", "bytes_per_step / bandwidth / "
-               "tpot_s", "what a step must read over what it could have read in the measured TPOT",
+    answer.add(key + "implied_mbu", mbu, "", "bytes_per_step / bandwidth / tpot_s",
+               "what a step must read over what it could have read in the measured TPOT",
                bytes_per_step=(step.weights_s + step.kv_s) * d.gpu.bandwidth_bytes_s, tpot_s=tpot)
-    answer.add("measured.implied_mfu", row["implied_mfu"], "", "flop_per_step / peak / tpot_s",
+    answer.add(key + "implied_mfu", mfu, "", "flop_per_step / peak / tpot_s",
                "of decode, and of the prefill mixed into the step", tpot_s=tpot,
                flop_per_step=(step.compute_s + prefill_share_s(d, seqs)) * peak_flop_s(d))
-    answer.say("IMPLIED", f"at {run_name(row)}: MBU {row['implied_mbu']:.0%}, MFU "
-               f"{row['implied_mfu']:.0%} (prefill in it), from TPOT p50 "
-               f"{scaled(tpot, 's')} at batch {seqs}")
+    answer.say("IMPLIED", f"at {run_name(seen)}: MBU {mbu:.0%}, MFU {mfu:.0%} (prefill in it), "
+               f"from TPOT p50 {scaled(tpot, 's')} at batch {seqs}")
+    say_operating(case, point, knee, rows, deploy, answer)
+    say_measured_binding(case, d, seen, answer)
 
 
 class Knee(NamedTuple):
@@ -6876,26 +6753,6 @@ def is_switch(engine: str, key: str) -> bool:
     return key in SWITCHES or (engine, key) == ("vllm", "ep")
 
 
-def flag_rows(engine: str) -> List[Dict[str, str]]:
-    """The table of --flags for one engine: each line's flags, term, vLLM analogue, notes."""
-    lines: List[List[Setting]] = []
-    for row in SETTINGS:
-        if row.term:
-            lines.append([])
-        lines[-1].append(row)
-    found = []
-    for line in lines:
-        mine = [row for row in line if getattr(row, engine)]
-        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
-        if mine:
-            found.append({
-                "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
-                "term": line[0].term,
-                "vllm": ", ".join(row.vllm.split(" ")[0] for row in mine if row.vllm) or "(none)",
-                "notes": "; ".join(filter(None, notes))})
-    return found
-
-
 ENGINE_TITLES = {"vllm": "vLLM (vllm serve)", "sglang": "SGLang (python -m sglang.launch_server)",
                  "trtllm": "TensorRT-LLM (trtllm-serve; names without dashes are keys of its YAML)"}
 
@@ -6904,7 +6761,21 @@ def print_flags(as_json: bool) -> None:
     """The flag tables: vLLM's flag, term and notes; the others' flag, vLLM analogue and notes."""
     import itertools
     import textwrap
-    tables = {engine: flag_rows(engine) for engine in ENGINES}
+    lines: List[List[Setting]] = []
+    for row in SETTINGS:
+        if row.term:
+            lines.append([])
+        lines[-1].append(row)
+    tables: Dict[str, List[Dict[str, str]]] = {engine: [] for engine in ENGINES}
+    for engine, line in itertools.product(ENGINES, lines):
+        mine = [row for row in line if getattr(row, engine)]
+        notes = [{"vllm": row.note, "sglang": row.sglang_note}.get(engine) for row in line]
+        if mine:
+            tables[engine].append({
+                "flag": ", ".join(getattr(row, engine).replace(" ", " / ") for row in mine),
+                "term": line[0].term,
+                "vllm": ", ".join(row.vllm.split(" ")[0] for row in mine if row.vllm) or "(none)",
+                "notes": "; ".join(filter(None, notes))})
     if as_json:
         print(json.dumps({"flags": tables}, indent=1))
         return
@@ -6912,10 +6783,10 @@ def print_flags(as_json: bool) -> None:
     for engine, rows in tables.items():
         print(f"{ENGINE_TITLES[engine]}")
         columns = ("flag", "term" if engine == "vllm" else "vllm", "notes")
-        for row in (heads, *rows):
-            cells = [textwrap.wrap(row[c], width, break_on_hyphens=False, break_long_words=False)
+        for cells in (heads, *rows):
+            parts = [textwrap.wrap(cells[c], width, break_on_hyphens=False, break_long_words=False)
                      for c, width in zip(columns, (38, 28, 40))]
-            for flag, term, note in itertools.zip_longest(*cells, fillvalue=""):
+            for flag, term, note in itertools.zip_longest(*parts, fillvalue=""):
                 print(f"  {flag:<39} {term:<29} {note}".rstrip())
         print()
 
@@ -6969,9 +6840,20 @@ def launch_flags(launch: Launch) -> List[LaunchFlag]:
 
     A setting that the engine has no flag for is left out; launch_notes says so.
     """
-    engine = launch.engine
-    values = {**layout_values(engine, launch.d), **limit_values(launch), **option_values(launch),
-              **spec_values(engine, launch.draft, launch.args.spec_model)}
+    engine, d, own = launch.engine, launch.d, launch.own
+    of = {"sglang": "memory for weights and KV pool",
+          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
+              engine, "memory for the engine; the KV pool is what is left of it")
+    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
+    values: Values = {
+        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
+        "util": (f"{own.util:.4g}", f"share of {of}"),
+        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
+        "max_num_batched_tokens": (
+            str(launch.max_num_batched_tokens),
+            "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT"),
+        **layout_values(engine, d), **option_values(launch),
+        **spec_values(engine, launch.draft, launch.args.spec_model)}
     found, term = [], ""
     for row in SETTINGS:
         term = row.term or term
@@ -7014,22 +6896,6 @@ def layout_values(engine: str, d: Deployment) -> Values:
 def switched_on(engine: str) -> str:
     """A switch that is on: bare as a flag, true in YAML."""
     return "true" if engine == "trtllm" else ""
-
-
-def limit_values(launch: Launch) -> Values:
-    """Memory and batch limits."""
-    d, own = launch.d, launch.own
-    of = {"sglang": "memory for weights and KV pool",
-          "trtllm": f"what loading leaves free; util {d.util:g} of all memory"}.get(
-              launch.engine, "memory for the engine; the KV pool is what is left of it")
-    kv = f"{figure(sequence_bytes(d, own.max_model_len) / GIB)} GiB/GPU of KV each"
-    return {
-        "ctx": (str(own.max_model_len), f"longest request, {kv}; one must fit the pool"),
-        "util": (f"{own.util:.4g}", f"share of {of}"),
-        "max_num_seqs": (str(launch.max_num_seqs), "most that run in a step; the rest queue"),
-        "max_num_batched_tokens": (
-            str(launch.max_num_batched_tokens),
-            "prefill that a step takes on beside the decodes: fewer for ITL, more for TTFT")}
 
 
 def option_values(launch: Launch) -> Values:
@@ -7567,7 +7433,6 @@ def known_as(model: str) -> Tuple[str, str, str]:
     it is a path that is there.
     """
     import re
-
     def plain(name: str, dated: bool) -> Tuple[str, ...]:
         base = name.rstrip("/").rpartition("/")[2].lower()
         words = re.split(r"[-_ ]|(?<=[a-z])\.(?=[a-z])", base)
@@ -7847,12 +7712,12 @@ def compare_row(label: str, argv: Sequence[str], tables: Any) -> Dict[str, Any]:
         return dict(row, why=f"does not fit: {short / GIB:.2f} GiB/GPU short for one sequence of "
                     f"{count(d.ctx_tokens)}")
     step = decode_step(d, case.limit)
+    tok_s = case.limit / step.step_s
     return dict(row, kv_pool_bytes_per_gpu=memory.pool_bytes, max_seqs=memory.max_seqs,
                 kv_bytes_per_token_per_gpu=memory.sequence_bytes / d.ctx_tokens,
                 max_kv_tokens=round(memory.max_seqs * d.ctx_tokens),
-                single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s,
-                tok_s=case.limit / step.step_s, bound_by=step.bound_by,
-                tok_s_per_gpu=case.limit / step.step_s / d.replica_gpus)
+                single_stream_tok_s=1 / decode_step(d, 1).step_s, step_s=step.step_s, tok_s=tok_s,
+                bound_by=step.bound_by, tok_s_per_gpu=tok_s / d.replica_gpus)
 
 
 def print_comparison(args: Any, argv: Sequence[str], tables: Any) -> None:
@@ -7931,11 +7796,6 @@ def engine_name(text: str) -> str:
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
-def expert_parallel(text: str) -> int:
-    """EP size; 0 stands for every GPU of TP x PCP x DP, as --enable-expert-parallel means."""
-    return 0 if text == "all" else whole(text)
-
-
 class Flag(NamedTuple):
     """One command-line flag: its spellings (ours first, then the engines'), value and meaning."""
 
@@ -7980,7 +7840,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "pipeline stages", 1),
         Flag("--dp -dp --data-parallel-size --dp-size", whole, "N", "data parallel replicas; with "
              "an --ep of all GPUs, attention data-parallel", 1),
-        Flag("--ep --ep-size", expert_parallel, "N", "expert parallel GPUs, or 'all'", 1),
+        Flag("--ep --ep-size", lambda text: 0 if text == "all" else whole(text), "N",
+             "expert parallel GPUs, or 'all'", 1),  # 0: every GPU of TP x PCP x DP
         Flag("--dcp -dcp --decode-context-parallel-size", whole, "N", "TP ranks that share out "
              "each sequence's KV", 1),
         Flag("--pcp -pcp --prefill-context-parallel-size", whole, "N", "GPUs that share out a "
@@ -8085,7 +7946,6 @@ EXAMPLES = """examples:
 def parse_args(argv: Sequence[str]) -> Any:
     """The flags as a namespace; UserError on anything that is not understood."""
     import argparse
-
     class Parser(argparse.ArgumentParser):
         """argparse, with its complaints raised as UserError."""
 
@@ -8181,9 +8041,10 @@ def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
         for name in ("input_len", "output_len"):
             if getattr(args, name) is None:
                 setattr(args, name, parse_lengths(row[name]))
-        if not any(getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2e")):
-            for name in ("ttft", "tpot", "e2e"):
-                setattr(args, f"slo_{name}_ms", row.get(f"slo_{name}_ms"))
+        fields = [f"slo_{name}_ms" for name in SLOS]
+        if not any(getattr(args, field) for field in fields):
+            for field in fields:
+                setattr(args, field, row.get(field))
     if "ctx" not in args.given and args.input_len and args.output_len:
         args.ctx = max(args.ctx, longest_request(args.input_len, args.output_len))
 
@@ -8209,13 +8070,6 @@ def load_of(args: Any) -> Optional[Load]:
                 e2e, args.max_num_seqs, args.max_num_batched_tokens)
 
 
-def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
-    """Raise UserError where --gpu-price names a GPU that is not known."""
-    for name in set(args.prices or ()) - {"", args.gpu}:
-        with_name = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
-        args.prices[with_name] = args.prices[name]
-
-
 def price_of(args: Any, gpu: str) -> Optional[float]:
     """Price of an hour of this GPU [$], or None where none was given."""
     return (args.prices or {}).get(gpu, (args.prices or {}).get(""))
@@ -8228,17 +8082,18 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     if "ctx" not in args.given:
         args.ctx = min(args.ctx, model.max_len or args.ctx)
     use_workload(args, tables)
-    check_prices(args, tables)
+    for name in set(args.prices or ()) - {"", args.gpu}:
+        known = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
+        args.prices[known] = args.prices[name]
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
     history, history_source, prompt, output = lengths_of(args)
-    world = args.tp * args.pcp * args.dp
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
                 if args.lora_rank else 0)
     d = Deployment(
-        model, gpu, args.tp, args.pp, args.dp, args.ep or world, args.dcp, args.pcp, args.util,
-        args.reserve_gib * GIB, args.mbu, args.mfu,
+        model, gpu, args.tp, args.pp, args.dp, args.ep or args.tp * args.pcp * args.dp, args.dcp,
+        args.pcp, args.util, args.reserve_gib * GIB, args.mbu, args.mfu,
         args.link and named("--link", lambda text: parse_rate(text, links))(args.link),
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
@@ -8259,9 +8114,7 @@ def precision_of(flag: str, name: Optional[str], width: Optional[float],
             raise UserError(f"{width:g} bytes an element is past 8; {flag} takes a name")
         same = next((p for p in known.values() if p.bytes == width), None)
         return same or Precision(f"{width:g} B", width, "bf16")
-    if not name or name == "auto":
-        return None
-    name = SPELLINGS.get(name.lower(), name.lower())
+    name = SPELLINGS.get((name or "auto").lower(), (name or "auto").lower())
     if name == "auto":
         return None
     if name not in known:
@@ -8315,7 +8168,9 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
             raise UserError("no model given; name a preset (--list), a config.json, a Hugging Face "
                             "id, or describe it by hand with --params")
         return model_by_hand(args)
-    if args.preset is None and (args.config or os.path.lexists(name) or looks_like_path(name)):
+    meant_as_path = (os.path.lexists(name) or name.startswith((".", "/", "~"))
+                     or name.endswith(".json") or name.count("/") > 1)
+    if args.preset is None and (args.config or meant_as_path):
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
     by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
@@ -8330,14 +8185,8 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
 def bare_name(name: str) -> str:
     """A Hugging Face id without its organisation and what changes no shape: -Instruct, -hf."""
     import re
-
     name = name.rpartition("/")[2].lower().removeprefix("meta-")
     return re.sub(r"(-(instruct|it|chat|hf|base))+(?=-v?\d|$)", "", name)
-
-
-def looks_like_path(name: str) -> bool:
-    """Whether a name that is not there was meant as a path rather than a Hugging Face id."""
-    return name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1
 
 
 def model_by_hand(args: Any) -> Model:
@@ -8396,19 +8245,15 @@ def print_list(tables: Mapping[str, Any]) -> None:
     """What presets.json knows, by name."""
     if not tables:
         raise UserError("--list needs presets.json beside capacity.py")
-    for table in ("models", "gpus", "links"):
+    texts: Dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "models": lambda row: f"{figure(row['params'] / GIGA):>6}B  "
+        f"{row.get('native', 'bf16'):<6} {row['id']}",
+        "gpus": lambda row: f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
+        f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}",
+        "links": lambda row: f"{row['gb_s']:>6} GB/s  {row['note']}"}
+    for table, text in texts.items():
         print(f"{table}:")
-        print("\n".join(f"  {row['name']:<28} {preset_text(table, row)}" for row in tables[table]))
-
-
-def preset_text(table: str, row: Mapping[str, Any]) -> str:
-    """What a row of presets.json is, in a few words."""
-    if table == "models":
-        return f"{figure(row['params'] / GIGA):>6}B  {row.get('native', 'bf16'):<6} {row['id']}"
-    if table == "gpus":
-        return (f"{row['memory_mib'] / KIB:>6.1f} GiB  {row['hbm_tb_s']:>6} TB/s  "
-                f"{row['tflops']['bf16']:>6} TFLOP/s BF16  {row['title']}")
-    return f"{row['gb_s']:>6} GB/s  {row['note']}"
+        print("\n".join(f"  {row['name']:<28} {text(row)}" for row in tables[table]))
 
 
 def completed(args: Any, argv: Sequence[str], tables: Mapping[str, Any]) -> Any:
