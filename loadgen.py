@@ -8636,19 +8636,14 @@ def health_of(client: Facts, records: Records) -> ClientHealth:
     return health
 
 
-def told_of(part: Optional[Saved], run: int) -> Optional[Facts]:
-    """What a shard's own summary says of a run; None where it says nothing."""
-    runs = part.summary.get("runs", []) if part else []
-    return runs[run] if run < len(runs) else None
-
-
 def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
     """(one run's shards as one outcome, what is wrong with any); lost requests are cancelled."""
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
     for shard in range(of):
-        part, told = parts.get(shard), told_of(parts.get(shard), run)
+        part = parts.get(shard)
+        told = dig(part.summary, "runs", run) if part else None  # by its own summary
         mine = [r for r in part.records if r.run == run] if part else []
         seen = {r.id for r in mine}
         lost = [p for p in plan.requests[shard::of]
@@ -8676,7 +8671,7 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
                    ) -> Tuple[Outcome, Dict[str, Any]]:
     """(outcome, summary) of one run over its shards, percentiles from their raw records."""
     outcome, wrong = joined_outcome(parts, of, run)
-    told = [one for one in (told_of(part, run) for part in parts.values()) if one]
+    told = [one for one in (dig(part.summary, "runs", run) for part in parts.values()) if one]
     first = next((part.summary for part in parts.values() if part.summary), {})
     if told:
         outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
