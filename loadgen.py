@@ -548,16 +548,15 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "pres
 MANY = -1
 # Flags of vllm bench serve that have no meaning here, and how many values they take.
 NO_MEANING = {
-    **dict.fromkeys(("--trust-remote-code", "--disable-tqdm", "--append-result", "--profile",
-                     "--use-beam-search", "--disable-shuffle", "--skip-chat-template",
-                     "--plot-timeline", "--no-stream", "--no-oversample", "--self-timed",
-                     "--skip-tokenizer-init", "--plot-dataset-stats", "--no-reranker"), 0),
-    **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--percentile-metrics",
-                     "--metric-percentiles", "--label",
-                     "--ready-check-timeout-sec", "--logprobs", "--best-of", "--num-fewshot",
-                     "--request-id-prefix", "--chat-template-kwargs",
-                     "--probe-request-rate", "--lora-assignment", "--random-batch-size",
-                     "--timeline-itl-thresholds"), 1),
+    **dict.fromkeys((
+        "--trust-remote-code --disable-tqdm --append-result --profile --use-beam-search "
+        "--disable-shuffle --skip-chat-template --plot-timeline --no-stream --no-oversample "
+        "--self-timed --skip-tokenizer-init --plot-dataset-stats --no-reranker").split(), 0),
+    **dict.fromkeys((
+        "--tokenizer --tokenizer-mode --percentile-metrics --metric-percentiles --label "
+        "--ready-check-timeout-sec --logprobs --best-of --num-fewshot --request-id-prefix "
+        "--chat-template-kwargs --probe-request-rate --lora-assignment --random-batch-size "
+        "--timeline-itl-thresholds").split(), 1),
     "--lora-modules": MANY}
 
 EXAMPLES = """examples:
@@ -2266,11 +2265,7 @@ PLAIN = bytes(set(range(32, 127)) - set(b'"\\'))  # what stands for itself in a 
 
 
 def around(data: bytes, choice: Facts) -> Tuple[bytes, bytes]:
-    """The bytes before and after the text of an ordinary chunk; NO_TWIN for any other.
-
-    A later chunk with these around plain text means the same but for the text, so it need not be
-    decoded: half the cost of an event.
-    """
+    """What is around an ordinary chunk's text, so that the next need not be decoded; NO_TWIN."""
     key, text = b'"text":', choice.get("text")
     if text is None:
         key, text = b'"content":', (choice.get("delta") or {}).get("content")
@@ -3804,10 +3799,7 @@ def work_share(plan: Plan, run: int, r: Running, make: Callable[..., bytes],
                shard: Tuple[int, int], connections: Tuple[int, int], records: List[Record],
                all_over: Callable[[bool], bool], start: Callable[[], int]
                ) -> Tuple[ClientHealth, int]:
-    """One process's share of a plan, from preparation to the last record.
-
-    start() returns the moment [ns] at which the plan's clock begins, when this process is ready.
-    """
+    """One process's share of a plan; start(), called when ready, tells when that begins [ns]."""
     (number, of), (first, step) = shard, r.shard
     source = Source(plan, run, make, first + step * number, step * of, all_over)
     load = plan.load
@@ -4532,8 +4524,7 @@ class Slo(NamedTuple):
     @property
     def any(self) -> bool:
         """Whether anything is asked."""
-        return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s)) or any(
-            slo.any for slo in self.classes.values())
+        return self[:3] != (None, None, None) or any(slo.any for slo in self.classes.values())
 
     def met(self, record: Record) -> bool:
         """Whether a request succeeded, with visible output, and met every one."""
@@ -5709,11 +5700,7 @@ def queueing(c: Case) -> str:
 
 
 def prefill_stalls(c: Case) -> str:
-    """Spikes between tokens that fall in others' prefills, and are long.
-
-    Against the TPOT SLO: longer where TPOT misses it, else SPIKE times as long, since TPOT hides
-    such a pause and users do not.
-    """
+    """Spikes between tokens that fall in others' prefills, and are long beside the TPOT SLO."""
     itl, spikes, limit = c.run["itl_s"], c.run["signs"]["spikes"], c.slo["tpot_s"]
     if not spikes or (c.run["client"]["coalesced_share"] or 0) > COALESCED_SHARE:
         return ""
@@ -5759,11 +5746,7 @@ def bandwidth(c: Case) -> str:
 
 
 def growth(c: Case) -> Tuple[str, bool]:
-    """(how the time of a token grew with the load, '' if it did not matter; whether KV can be why).
-
-    It must rise from each run to the next, and past the SLO, which the least loaded run met, or
-    without an SLO to twice that run's.
-    """
+    """(how a token's time grew with the load, '' if that did not matter; whether KV can be why)."""
     least, limit = c.runs[0], c.slo["tpot_s"]
     upto = [run for run in c.runs if run["in_flight_mean"] <= c.run["in_flight_mean"]]
     gaps = [(not run["itl_is_chunk_gap"] and (run["client"]["coalesced_share"] or 0)
@@ -5903,12 +5886,10 @@ def findings(summary: Facts) -> Rows:
                     and run["completed"] and run["in_flight_mean"]),
                    key=lambda run: run["in_flight_mean"])
     found = []
+    cases = [(n, Case(run, sound, summary["slo"], summary["plan"])) for n, run in enumerate(runs)
+             if any(run is other for other in sound)]
     for rule in FINDINGS:
-        shown = []
-        for number, run in enumerate(runs):
-            if any(run is other for other in sound):
-                text = rule.evidence(Case(run, sound, summary["slo"], summary["plan"]))
-                shown += [(number, text)] if text else []
+        shown = [(n, text) for n, text in ((n, rule.evidence(case)) for n, case in cases) if text]
         if shown:
             also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
             found.append({"name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
@@ -6741,9 +6722,9 @@ def lead(summary: Facts) -> str:
     if where is None and len(runs) > 1:
         return found
     i = where or 0
-    run, facts = runs[i], []
-    facts.append(("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
-                  f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight"))
+    run = runs[i]
+    facts = [("Output tokens/s", cell(summary, ("runs", i, "output_tok_s")),
+              f"at {run_name(run)}, {optional(run['in_flight_mean'], '{:.1f}')} in flight")]
     for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
         low, high = (in_ms(run[key][f"p99_{end}"]) for end in ("low", "high"))
         facts.append((f"{name} p99, ms", cell(summary, ("runs", i, key, "p99"), in_ms),
@@ -7901,13 +7882,10 @@ class MockServer:
         heapq.heappush(self.timers, (due_ns, next(self.numbers), call))
 
     def wait(self, due_ns: int) -> None:
-        """Serve the sockets until shortly before a deadline.
-
-        select() on the selector's own descriptor is exact to 0.1 ms, epoll's timeout only to 1 ms.
-        """
+        """Serve the sockets until shortly before a deadline."""
         left_s = min((due_ns - clock_ns() - SPIN_NS) * NS, SLEEP_S) if due_ns else SLEEP_S
         descriptor = getattr(self.selector, "fileno", None)
-        if descriptor and left_s > 0:
+        if descriptor and left_s > 0:  # exact to 0.1 ms, epoll's own timeout only to 1 ms
             select.select([descriptor()], [], [], left_s)
             left_s = 0.0
         for served, (key, mask) in enumerate(self.selector.select(max(0.0, left_s))):
@@ -8716,19 +8694,14 @@ def health_of(client: Facts, records: Records) -> ClientHealth:
     return health
 
 
-def told_of(part: Optional[Saved], run: int) -> Optional[Facts]:
-    """What a shard's own summary says of a run; None where it says nothing."""
-    runs = part.summary.get("runs", []) if part else []
-    return runs[run] if run < len(runs) else None
-
-
 def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outcome, List[str]]:
     """(one run's shards as one outcome, what is wrong with any); lost requests are cancelled."""
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
     for shard in range(of):
-        part, told = parts.get(shard), told_of(parts.get(shard), run)
+        part = parts.get(shard)
+        told = dig(part.summary, "runs", run) if part else None  # by its own summary
         mine = [r for r in part.records if r.run == run] if part else []
         seen = {r.id for r in mine}
         lost = [p for p in plan.requests[shard::of]
@@ -8756,7 +8729,7 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
                    ) -> Tuple[Outcome, Dict[str, Any]]:
     """(outcome, summary) of one run over its shards, percentiles from their raw records."""
     outcome, wrong = joined_outcome(parts, of, run)
-    told = [one for one in (told_of(part, run) for part in parts.values()) if one]
+    told = [one for one in (dig(part.summary, "runs", run) for part in parts.values()) if one]
     first = next((part.summary for part in parts.values() if part.summary), {})
     if told:
         outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
@@ -9063,11 +9036,7 @@ def beyond_selftest(run: Facts, outcome: Outcome, known: Facts) -> List[str]:
 
 def stamp_errors(records: Records, truth: Mapping[str, Sequence[int]]
                  ) -> Tuple[List[float], List[float]]:
-    """([TTFT error], [ITL error]) [s] of a run against the engine's own times of sending.
-
-    Both clocks are one, so a first output's error is the difference of two stamps. A request that
-    failed, or whose events do not match, is wrong without bound.
-    """
+    """([TTFT error], [ITL error]) [s] of a run against the engine's own, on one clock."""
     first, gap = [], []
     for r in records:
         true = truth.get(f"loadgen-{r.run}-{r.id}", ())
@@ -9733,9 +9702,7 @@ def exit_code(args: Any, summary: Facts) -> int:
     search = summary.get("goodput_search")
     missed = (search["rate_rps"] is None if search else
               any((part["attainment"] or 0) < args.slo_attainment for part in judged))
-    if args.gate and missed:
-        return 3
-    return 0
+    return 3 if args.gate and missed else 0
 
 
 def run(argv: Sequence[str]) -> int:
