@@ -4354,6 +4354,9 @@ def server_lines(server: Optional[Facts]) -> List[str]:
 
 Z95 = 1.959964
 UNSTABLE_BLOCKS = 10  # of equal numbers of requests, for the trend test
+# What a stable server does not show: so many sqrt of those in flight more, in a run of so many E2Es
+# at least; TTFT longer by so much of the E2E.
+CROWD_SD, E2ES_TO_JUDGE, TTFT_RISE = 3.0, 20, 0.1
 LAG_P99_S, LAG_MAX_S = 0.010, 0.250  # send lag that the figures can bear
 BUSY_P99_S = 0.010  # one turn of the loop
 CPU_SHARE = 0.90  # of a core, a worker
@@ -4826,10 +4829,14 @@ def verdict(summary: Facts, records: Records, outcome: Outcome) -> Tuple[str, Li
             from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
         ttft = [LATENCIES["ttft_s"](r) for r in records
                 if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
+        levels: Sequence[float] = [] if work.trace or work.turns else settled_levels(records)
         for what, values, least, unit in (
-                ("in flight", [] if work.trace or work.turns else settled_levels(records), 3.0, ""),
-                ("TTFT", ttft, 0.05, " s")):
+                ("in flight", levels, 3.0, ""),
+                ("TTFT", ttft, max(0.05, TTFT_RISE * (summary["e2e_s"]["mean"] or 0.0)), " s")):
             rises, first, last = trend([v for v in values if v is not None])
+            if not unit:  # chance moves k in flight by some sqrt(k) within an E2E
+                least = max(least, CROWD_SD * math.sqrt(first))
+                rises &= len(values) >= E2ES_TO_JUDGE * first
             if rises and last - first > least:
                 cap = outcome.plan.load.concurrency
                 cause = (f"they wait for --concurrency {cap}" if cap else "the queue grows")
