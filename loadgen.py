@@ -4963,6 +4963,9 @@ MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
 ENOUGH_MISSES = 20  # to learn from; with fewer near the knee, those of a jam must do,
 MODEL_FAR_SD = 0.08  # and a jam's are more at the same level: more prompts come between the tokens
 DRAIN_DOUBT = 5.0  # of log likelihood: there are many drains to choose from
+# Of a queue that grows: shown by chance; not shown; how near capacity either is as likely.
+FALSE_ALARM, NO_ALARM, GROWTH_SD = 0.03, 0.3, 0.03
+CERTAIN_N = 100  # measured requests after which a queue is taken to grow
 # Requests that an independent miss stands for, before data: this many, and of those in flight.
 CLUSTER, CLUSTER_CROWD, CLUSTER_MISSES = 20.0, 2.0, 5.0
 DRAINS = [1.1 * 1.15**i for i in range(14)]  # speeds of reading prompts that are tried
@@ -5303,7 +5306,8 @@ def fit_knee(points: Sequence[PointResult], target: float,
     The log odds of a miss are taken as linear in the log of the rate near the knee, each point
     worth its requests over their clustering and weighted down with its distance. prior: the
     model's log knee, its error and its slope. A point whose queue grew shows fewer misses than a
-    longer run would: it is evidence against more attainment, never against less.
+    longer run would: it is evidence against more attainment, never against less; and that no rate
+    as high is one for long, whatever the SLO, so that the knee is below it.
     """
     aim = log_odds(1 - target)
     centre, sd, slope = prior or (rough_knee(points, target), math.inf, 12.0)
@@ -5319,13 +5323,19 @@ def fit_knee(points: Sequence[PointResult], target: float,
             worth = math.exp(-0.5 * ((x - centre) / math.log(NEAR)) ** 2) / own
             facts.append((x, (len(met) - sum(met)) * worth, sum(met) * worth,
                           p.verdict == "UNSTABLE" or sum(met) < 0.7 * len(met)))
+    grown = [math.log(p.rate_rps) for p in points if p.verdict == "UNSTABLE" and fails(p, target)]
+    steady = [math.log(p.rate_rps) for p in points if nothing_missed(points)
+              and p.verdict == "VALID" and len(p.met) >= CERTAIN_N]
     logs = []
     for x in xs:
+        alarms = -math.fsum(math.log(floor + 1 / (1 + math.exp(sign * (x - at) / GROWTH_SD)))
+                            for floor, sign, rates in ((FALSE_ALARM, 1, grown),
+                                                       (NO_ALARM, -1, steady)) for at in rates)
         for j, b in enumerate(slopes):
-            total = -0.5 * ((x - centre) / sd) ** 2 - 0.5 * ((j - 4) * 0.25 / 0.4) ** 2
+            total = -0.5 * ((x - centre) / sd) ** 2 - 0.5 * ((j - 4) * 0.25 / 0.4) ** 2 - alarms
             for at, missed, met_, grew in facts:
                 odds = aim + b * (at - x)
-                if grew and missed:
+                if grew:
                     odds = min(odds, math.log((missed + 1e-9) / (met_ + 1e-9)))
                 total -= missed * softplus(-odds) + met_ * softplus(odds)
             logs.append(total)
@@ -5422,17 +5432,20 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
     no lower rate mends.
     """
     points: List[PointResult] = []
+    usable: List[PointResult] = []
+    bad: List[float] = []
     rate, n, fit = start_rps, SEARCH_START_N, None
     why = "the requests were spent before the interval was narrow"
     while True:
         rate = float(f"{rate:.3g}")
-        n = affordable(points, rate, budget, max(n, math.ceil(rate * least_s)), fit is not None)
+        longest = max(SEARCH_START_N, min(math.ceil(rate * least_s), budget // 8))
+        n = affordable(points, rate, budget, max(n, longest), fit is not None)
         point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
         if point is None:
             why = "interrupted" if n >= SEARCH_START_N // 2 else why
             break
         points.append(point)
-        usable = [p for p in points if p.verdict != LIMITED]
+        usable = believed(points)
         good = [p.rate_rps for p in usable if not fails(p, target)]
         bad = [p.rate_rps for p in usable if fails(p, target)]
         ceiling = min((p.rate_rps for p in points if p.verdict == LIMITED), default=math.inf)
@@ -5463,13 +5476,31 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
             if width < 2 * PRECISION and long > 3 * clean_needed(target) and sound:
                 why = ""
                 break
-            rate = min(fit.rate_rps * STEPS[len(points) % len(STEPS)], 0.95 * ceiling,
-                       NEAR * min(bad))
+            rate = (math.sqrt(max(good) * min(bad)) if nothing_missed(usable) else
+                    fit.rate_rps * STEPS[len(points) % len(STEPS)])
+            rate = min(rate, 0.95 * ceiling, NEAR * min(bad))
             n = max(budget // (4 if width < 0.4 and long >= 200 else 12),
                     math.ceil(STAY * rate * seconds_in(point)))
     if fit is not None:
         fit = estimate(usable, target, burstiness, seed, ARRIVALS[1], fit.rate_rps)
-    return answer(points, fit, target, None, why)
+        return answer(points, fit, target, None, why)
+    sure = [] if bad else [p.rate_rps for p in usable if len(p.met) >= clean_needed(target)]
+    return answer(points, None, target, max(sure, default=None), why + (
+        ", and no rate tried missed the SLO: a lower bound" if sure else ""))
+
+
+def nothing_missed(points: Sequence[PointResult]) -> bool:
+    """Whether no request missed: then the knee is where the queue begins to grow."""
+    return all(all(p.met) for p in points)
+
+
+def believed(points: Sequence[PointResult]) -> List[PointResult]:
+    """The points that count: not at the client's limit, and a queue that grew by chance, as one no
+    shorter at no lower rate shows, taken as steady."""
+    steady = [(p.rate_rps, len(p.met)) for p in points if p.verdict == "VALID"]
+    return [p._replace(verdict="VALID") if any(rate >= p.rate_rps and n >= len(p.met)
+                                               for rate, n in steady) else p
+            for p in points if p.verdict != LIMITED]
 
 
 def further(points: Sequence[PointResult]) -> float:
@@ -5501,11 +5532,15 @@ def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: i
     Between the brackets it is more where its ramp and its tail cost more than that, and all that
     is left where that would not pay for another point.
     """
-    spare, extra = 0.92 * (budget - sum(p.requests for p in points)), 0.0
+    spare, extra = float(budget - sum(p.requests for p in points)), 0.0
+    spare -= 3 * math.sqrt(max(0.0, spare))  # arrivals are random
     if points:
         last = points[-1]
         extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps) ** 2
-    most = math.floor(spare - 1.5 * extra)
+        calm = [p for p in points if 2 * sum(p.met) > len(p.met) and p.verdict != "UNSTABLE"]
+        if calm:  # a ramp of an E2E, a tail of two
+            extra = max(extra, 3 * rate_rps * seconds_in(calm[-1]))
+    most = math.floor(spare - extra)
     if not bracketed:
         return min(n, most)
     n = max(n, round(1.5 * extra))
@@ -5522,7 +5557,7 @@ def fails(point: PointResult, target: float) -> bool:
     """Whether a point looks like missing the target: grows, or misses beyond chance."""
     n = len(point.met)
     return (n - sum(point.met) > max(2.0, 2 * (1 - target) * n)
-            or (point.verdict == "UNSTABLE" and n >= clean_needed(target)))
+            or (point.verdict == "UNSTABLE" and n >= CERTAIN_N))
 
 
 def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
@@ -9555,7 +9590,7 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
         load = Load(rate_rps, args.concurrency, args.burstiness, None, n / rate_rps, ramp_s)
         plan_more([load], args.seed + number, e2e_s, 2 * e2e_s)
         result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
-        if 2 * sum(result.met) > len(result.met):  # a full server's E2E says nothing
+        if 2 * sum(result.met) > len(result.met) and result.verdict != "UNSTABLE":
             e2e_s = seconds_in(result)
         say(f"{rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the SLO, "
             f"{result.verdict}")
