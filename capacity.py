@@ -2699,7 +2699,8 @@ VLLM = (
             "counted"),
 )
 NVLS_LINKS = ("nvlink4", "nvlink5")
-COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15}  # buffers between GPUs, from logs
+# Buffers between GPUs, from logs; "rccl" on 8 MI355X, by SGLang's "Load weight begin. avail mem"
+COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15, "rccl": 4.1}
 
 
 def profile_of(d: Deployment, s: Settings) -> Profile:
@@ -2751,7 +2752,8 @@ def comm_bytes(d: Deployment) -> float:
         return 0.0
     nvls = d.gpu.link is not None and d.gpu.link.name in NVLS_LINKS
     far = d.replica_gpus > max(SERVER_GPUS, d.gpu.domain)
-    return COMM_GIB["far" if far else "nvls" if nvls else "server"] * GIB
+    rccl = d.gpu.vendor == "amd"
+    return COMM_GIB["rccl" if rccl else "far" if far else "nvls" if nvls else "server"] * GIB
 
 
 def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
@@ -3001,9 +3003,11 @@ def sglang_fraction(d: Deployment, version: Version, prefill_tokens: int, graph_
 
 def sglang_memory(d: Deployment, s: Settings) -> EngineMemory:
     """How SGLang divides a GPU's memory: the pool is what is free after the weights, less a share
-    of what was free before. Source: SGLang 0.5.23 model_executor/pool_configurator.py.
+    of what was free before, when the links between GPUs have their buffers already.
+
+    Source: SGLang 0.5.23 model_executor/pool_configurator.py.
     """
-    context = SGLANG_CONTEXT_GIB * GIB
+    context = SGLANG_CONTEXT_GIB * GIB + comm_bytes(d)
     free = d.gpu.torch_bytes - context
     weights = max(served_bytes(d, s, stage) for stage in range(d.pp))
     return EngineMemory(d.gpu.torch_bytes, free * s.util, weights, 0.0, 0.0, 0.0)

@@ -220,6 +220,14 @@ class Profiling(unittest.TestCase):
         self.assertAlmostEqual(found.tokens / 444500, 1, delta=0.01)  # logged, H100
         self.assertEqual(asked("llama-3.1-8b --engine sglang --util 0.5")[1].util, 0.5)
 
+    def test_sglang_counts_the_buffers_between_gpus_before_it_loads(self):
+        for line, tokens in (  # vllm#21348 and tests/data/startup_logs.jsonl
+                ("qwen3-235b-a22b --weights fp8 --tp 4 --util 0.93", 367404),
+                ("kimi-k2.5 --gpu mi355x --tp 8 --util 0.82604", 2454421)):
+            with self.subTest(line):
+                found = asked(f"{line} --engine sglang")[2]
+                self.assertAlmostEqual(found.tokens / tokens, 1, delta=0.02)
+
     def test_tensorrt_is_reckoned_with_the_share_that_its_command_has(self):
         engine = answer_json("llama-3.1-70b --tp 4 --engine trtllm --util 0.8")["engine"]
         share = float(engine["command"].split('free_gpu_memory_fraction": ')[1].split("}")[0]
