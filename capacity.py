@@ -2682,6 +2682,7 @@ class Profile(NamedTuple):
     graphs_gib: float  # CUDA graphs, where they are counted before the KV cache
     dense_only: bool
     basis: str
+    optional: bool = False  # a sampler that pip leaves out: without it, NATIVE's
 
 
 # The last row that applies counts. Fitted to tests/data/startup_logs.jsonl (tests/bench_logs.py);
@@ -2689,7 +2690,8 @@ class Profile(NamedTuple):
 NATIVE = Profile((), 39, 0.1, 0.0, False, "the PyTorch sampler, the largest of any version")
 VLLM = (
     NATIVE._replace(basis="the PyTorch sampler"),
-    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler"),
+    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler, as in the container images",
+            True),
     Profile((0, 10, 2), 39, 0.1, 0.0, False, "the PyTorch sampler"),
     Profile((0, 16), 15, 0.5, 0.0, False, "the Triton sampler"),
     Profile((0, 21), 39, 0.5, 0.5, False, "the PyTorch sampler warmed up too; CUDA graphs "
@@ -3404,8 +3406,16 @@ def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
         less, more = RESERVE_BAND[bool(s.version)]
         load = memory.weights_bytes * 0.005
         low, high = left - reserve * more - load, left + reserve * less + load
+        if profile_of(d, s).optional:
+            low -= (1 + more) * (left - without_option(d, s))
     found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
     return found._replace(refusals=refusals_of(d, s, found))
+
+
+def without_option(d: Deployment, s: Settings) -> float:
+    """vLLM's memory for KV where the optional sampler of its version is not installed [B]."""
+    return min(stage.available_bytes for stage in engine_stages(d, s._replace(version=()),
+                                                                Logged()))
 
 
 POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
@@ -5107,6 +5117,10 @@ def say_engine(case: Case, answer: Answer) -> None:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
                  f"{dotted(NEWEST_VLLM)} on")
+    elif s.engine == "vllm" and profile_of(d, s).optional and not log:
+        without = without_option(d, s)
+        room += (f"; {f'{without / GIB:.2f}' if without > 0 else 'none'} where FlashInfer is not "
+                 "installed, which pip leaves out")
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")

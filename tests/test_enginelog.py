@@ -228,6 +228,14 @@ class Profiling(unittest.TestCase):
                 found = asked(f"{line} --engine sglang")[2]
                 self.assertAlmostEqual(found.tokens / tokens, 1, delta=0.02)
 
+    def test_a_sampler_that_may_not_be_installed_widens_the_band(self):
+        line = "qwen3-235b-a22b --weights fp8 --tp 4 --engine vllm --engine-version "
+        for version, optional in (("0.10", True), ("0.11", False)):
+            with self.subTest(version):
+                text = screen(line + version)
+                self.assertEqual("8.86 where FlashInfer is not installed" in text, optional)
+        self.assertLess(asked(line + "0.10")[2].low_bytes / GIB, 8.11)  # vllm#21348 logged
+
     def test_tensorrt_is_reckoned_with_the_share_that_its_command_has(self):
         engine = answer_json("llama-3.1-70b --tp 4 --engine trtllm --util 0.8")["engine"]
         share = float(engine["command"].split('free_gpu_memory_fraction": ')[1].split("}")[0]
