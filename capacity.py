@@ -3075,7 +3075,7 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
         ("states", pool and any(g.kind == "state" for g in pool.groups)
          and 0 < pool.blocks < s.max_num_seqs,
          f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks if pool else 0} state blocks"))
-    return (shard_refusals(d) if vllm else []) + [
+    return (shard_refusals(d, s) if s.engine != "trtllm" else []) + [
         Refusal(kind, what) for kind, holds, what in reasons if holds]
 
 
@@ -3094,12 +3094,12 @@ class Way(NamedTuple):
 CURE_FLAGS = {
     "vllm": {"util": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
              "pp": "--pipeline-parallel-size", "ctx": "--max-model-len", "seqs": "--max-num-seqs",
-             "weights": "--quantization"},
+             "weights": "--quantization", "ep": "--enable-expert-parallel"},
     "sglang": {"util": "--mem-fraction-static", "tp": "--tp-size", "pp": "--pp-size",
                "ctx": "--context-length", "seqs": "--max-running-requests",
-               "weights": "--quantization"},
+               "weights": "--quantization", "ep": "--ep-size {}"},
     "trtllm": {"util": "--util", "tp": "--tp", "pp": "--pp", "ctx": "--ctx",
-               "seqs": "--max-num-seqs", "weights": "--weights"}}
+               "seqs": "--max-num-seqs", "weights": "--weights", "ep": ""}}
 NO_CURE = "a larger GPU, or more of them with fewer bytes a weight"
 LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
 CURE_GPUS = 64  # most of one replica that a cure asks for
@@ -3132,9 +3132,10 @@ def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
 
 
 def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
-    """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    """Ways to these sizes of TP and PP; each with whole experts too, where the engine takes them.
+    """
     names, every = CURE_FLAGS[s.engine], d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
-    wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
+    wholes = (False, True) if names["ep"] and d.model.experts and d.ep == 1 else (False,)
     for tp, pp in sizes:
         for whole in wholes:
             if tp == 1 if whole else (tp, pp) == (d.tp, d.pp):
@@ -3146,7 +3147,7 @@ def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> It
                 check_layout(other)
             except UserError:
                 continue
-            yield Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
+            yield Way(" ".join(words + [names["ep"].format(other.ep)] * whole), other, s.asked)
 
 
 def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3217,13 +3218,16 @@ WAYS: Dict[str, Callable[[Deployment, EngineAnswer], Iterator[Way]]] = {
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
+# AWQ and GPTQ copies of these are published with a wider FFN, so that TP divides its groups:
+# intermediate_size in config.json of Qwen/Qwen2.5-72B-Instruct-AWQ; of the VL one, vllm#21695
+PADDED_FFN = {"qwen2.5-72b": 29696, "qwen2.5-vl-72b": 29696}
 
 
-def shard_refusals(d: Deployment) -> List[Refusal]:
+def shard_refusals(d: Deployment, s: Settings) -> List[Refusal]:
     """The first quantised matrix that TP cuts within a block or group of its scales.
 
     MXFP4 experts that the engine pads are never cut so. Source: vLLM quantization/fp8.py, awq.py,
-    gptq.py: input and output sizes of a partition.
+    gptq.py: input and output sizes of a partition; SGLang's are alike (sglang#23265).
     """
     quant = stored_as(d)
     for _, scheme in quant.rules if quant and d.tp > 1 else ():
@@ -3235,10 +3239,25 @@ def shard_refusals(d: Deployment) -> List[Refusal]:
             ranks = kv_ranks(d) if t.split == "kv" else d.tp
             row = t.name.endswith(ROW_PARALLEL)
             size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
-            if unit > 1 and (size % ranks or size // ranks % unit):
+            if label in ("awq", "gptq") and t.name.endswith("mlp.down_proj"):
+                size = PADDED_FFN.get(d.model.name, size)
+            cut = unit > 1 and (size % ranks or size // ranks % unit)
+            if cut and not loads_cut_blocks(d, s, t):
                 return [Refusal("shard", f"{scheme.label} scales do not divide {t.name} over "
                                 f"TP={d.tp}")]
     return []
+
+
+def loads_cut_blocks(d: Deployment, s: Settings, t: Tensor) -> bool:
+    """Whether the engine loads this matrix though a rank's part ends within a block.
+
+    vLLM since 0.14: q, k, v in one, and gate, up outside the experts (vllm#30836, for the 192-wide
+    keys of MiMo-V2-Flash). SGLang: q, k, v of that model alone (its models/mimo_v2.py).
+    """
+    name = t.name.rpartition(".")[2]
+    if s.engine == "vllm":
+        return s.since(0, 14) and t.split != "expert" and name in MERGED
+    return stem(d.model.arch).startswith("mimov2") and MERGED.get(name) == "qkv"
 
 
 def kv_ranks(d: Deployment) -> int:

@@ -17,6 +17,7 @@ from tests import bench_logs
 
 TABLES = capacity.presets()
 GIB = 2**30
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
 
 
 def deployment(line):
@@ -306,7 +307,7 @@ class Refusals(unittest.TestCase):
         "llama-3.1-8b --max-num-batched-tokens 512",
         "llama-3.1-8b --max-model-len 200000",
         "llama-3.1-8b --util 1",
-        "mimo-v2-flash --tp 8 --gpu h200",
+        "minimax-m2 --tp 8 --gpu h200",
         "glm-4.6 --tp 8 --weights awq --gpu h200")
 
     def test_each_refusal_is_cured_by_the_flag_it_names(self):
@@ -333,7 +334,7 @@ class Refusals(unittest.TestCase):
     def test_fp8_has_blocks_only_where_the_checkpoint_itself_is_fp8(self):
         shard = "fp8 scales do not divide"
         for line, refused in (("qwen3-235b-a22b --weights fp8 --tp 8", False),  # made at load
-                              ("mimo-v2-flash --gpu h200 --tp 8", True)):
+                              ("minimax-m2 --gpu h200 --tp 8", True)):
             with self.subTest(line):
                 whats = [r.what for r in asked(line + " --engine vllm")[2].refusals]
                 self.assertEqual(any(what.startswith(shard) for what in whats), refused)
@@ -346,6 +347,32 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(any(r.kind == "shard" for r in found.refusals), refused)
         self.assertEqual(capacity.stored_as(deployment("qwen3-235b-a22b --weights fp8"))
                          .rules[0][1].block, 1)
+
+    def test_sglang_refuses_experts_whose_blocks_tp_cuts(self):
+        for line in ("minimax-m2 --gpu h200", f"{CONFIGS}/Qwen--Qwen3-30B-A3B-FP8"):
+            with self.subTest(line):
+                line += " --tp 8 --engine sglang"
+                refusal = asked(line)[2].refusals[0]
+                self.assertTrue(refusal.what.startswith("fp8 scales do not divide"))
+                self.assertEqual(refusal.cure, "--ep-size 8")
+                self.assertEqual(asked(f"{line} {refusal.cure}")[2].refusals, [])
+
+    def test_keys_that_end_within_a_block_load_since_vllm_014(self):
+        for version, refused in (("0.13", True), ("0.14", False), ("0.33", False)):
+            line = f"mimo-v2-flash --gpu h200 --tp 4 --engine vllm --engine-version {version}"
+            with self.subTest(version):
+                self.assertEqual(any(r.kind == "shard" for r in asked(line)[2].refusals), refused)
+        self.assertEqual(asked("mimo-v2-flash --gpu h200 --tp 4 --engine sglang")[2].refusals, [])
+
+    def test_published_awq_copies_are_padded_for_tp(self):
+        args = capacity.parse_args(["--from", "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ -tp 4",
+                                    "--gpu", "a100"])
+        d = capacity.deployment_of(args, TABLES)
+        self.assertEqual(capacity.engine_answer(d, capacity.settings_of(d, args)).refusals, [])
+        for line in ("qwen2.5-72b --tp 8", "qwen2.5-vl-72b --tp 2"):
+            with self.subTest(line):
+                line += " --weights awq --gpu a100 --engine vllm"
+                self.assertEqual(asked(line)[2].refusals, [])
 
     def test_an_empty_pool_is_not_cured_by_a_shorter_context(self):
         found = asked("deepseek-v4-flash --tp 1 --engine vllm --max-model-len 2000000")[2]
