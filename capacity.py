@@ -5201,7 +5201,8 @@ def say_engine(case: Case, answer: Answer) -> None:
         ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
         ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
-             "the share is of what loading leaves" if s.engine == "trtllm" else "")
+             "the share is of what loading leaves" if s.engine == "trtllm" else
+             "the share is of what is free before loading")
     own = "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
     room = f"Available KV cache memory: {room_text(found)}"
     if s.engine == "vllm" and not s.version and not log:
@@ -8268,6 +8269,10 @@ def parse_args(argv: Sequence[str]) -> Any:
 
 # Whose FP8 copies of their 16-bit models have blocks of 128 x 128, as in DeepSeek-V3
 BLOCK_FP8_MAKERS = ("Qwen/", "deepseek-ai/", "zai-org/", "MiniMaxAI/", "moonshotai/")
+# Meta's own FP8 copy of its 405B: attention, the first layer and the last stay in 16 bit (its
+# config.json, modules_to_not_convert). vllm#6746 logged 57.75 GiB of it on each of 8 GPUs.
+META_405B_FP8 = Quant("fp8", ((None, USUAL["fp8"]),),
+                      ("re:.*self_attn.*", "re:.*layers\\.(0|125)\\.mlp.*"))
 
 
 def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
@@ -8276,6 +8281,8 @@ def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
     try:
         model = find_model(args, tables)
         own = pasted and args.model == pasted.resolved and pasted.stored == "fp8"
+        if own and pasted.resolved == "llama-3.1-405b" and pasted.model.startswith("meta-llama/"):
+            return model._replace(native="fp8", quant=META_405B_FP8)
         return model._replace(native="fp8") if own and pasted.model.startswith(
             BLOCK_FP8_MAKERS) else model
     except UserError as error:

@@ -141,6 +141,14 @@ class Logs(unittest.TestCase):
                 loaded = capacity.loaded_bytes(deployment(line), 0) / GIB
                 self.assertAlmostEqual(loaded, logged_gib, delta=0.005)
 
+    def test_metas_fp8_405b_keeps_its_attention_in_16_bit(self):
+        for name, logged_gib in (("meta-llama/Llama-3.1-405B-Instruct-FP8", 57.75),  # vllm#6746
+                                 ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8-dynamic", 47.8)):
+            with self.subTest(name):
+                args = capacity.parse_args(["--from", f"vllm serve {name} -tp 8"])
+                loaded = capacity.loaded_bytes(capacity.deployment_of(args, TABLES), 0) / GIB
+                self.assertAlmostEqual(loaded / logged_gib, 1, delta=0.02)
+
     def test_gpt_oss_experts_are_padded_as_the_gpu_needs(self):
         for line, logged_gib in (("gpt-oss-20b --gpu a100", 13.72), ("gpt-oss-120b", 64.38)):
             with self.subTest(line):
