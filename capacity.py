@@ -5306,9 +5306,9 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
 def check_logged_model(d: Deployment, name: str) -> None:
     """Raise UserError where a log names a model that is known here and has another shape."""
     known = known_as(name)[0] if name else ""
-    row = next((r for r in presets().get("models", ()) if r["name"] == known), None)
-    if row and d.model.hidden and (row["layers"], row["hidden"]) != (d.model.layers,
-                                                                     d.model.hidden):
+    row = next((r for r in presets().get("models", ()) if r["name"] == known), {})
+    if any(key in row and getattr(d.model, key) not in (0, row[key])
+           for key in ("layers", "hidden", "vocab")):
         raise UserError(f"--startup-log is of {name}, the deployment of {d.model.name}; name that "
                         "model, or paste this one's log")
 

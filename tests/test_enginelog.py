@@ -651,6 +651,7 @@ class StartupLog(unittest.TestCase):
     def test_a_log_of_another_model_is_refused(self):
         self.assertIn("is of Qwen/Qwen3-8B, the deployment of llama-3.1-8b",
                       self.refused("llama-3.1-8b", ARGS_LOG))
+        self.refused("mistral-7b-v0.3", ARGS_LOG.replace("Qwen/Qwen3-8B", "x/Llama-3.1-8B-FP8"))
         tuned = ARGS_LOG.replace("Qwen/Qwen3-8B", "/models/my-tune")
         self.assertIn("engine", answer_json("llama-3.1-8b --startup-log " + self.written(tuned)))
 
