@@ -2654,6 +2654,7 @@ class Profile(NamedTuple):
     graphs_gib: float  # CUDA graphs, where they are counted before the KV cache
     dense_only: bool
     basis: str
+    optional: bool = False  # a sampler that pip leaves out: without it, NATIVE's
 
 
 # The last row that applies counts. Fitted to tests/data/startup_logs.jsonl (tests/bench_logs.py);
@@ -2661,7 +2662,8 @@ class Profile(NamedTuple):
 NATIVE = Profile((), 39, 0.1, 0.0, False, "the PyTorch sampler, the largest of any version")
 VLLM = (
     NATIVE._replace(basis="the PyTorch sampler"),
-    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler"),
+    Profile((0, 9, 1), 15, 0.1, 0.0, False, "the FlashInfer sampler, as in the container images",
+            True),
     Profile((0, 10, 2), 39, 0.1, 0.0, False, "the PyTorch sampler"),
     Profile((0, 16), 15, 0.5, 0.0, False, "the Triton sampler"),
     Profile((0, 21), 39, 0.5, 0.5, False, "the PyTorch sampler warmed up too; CUDA graphs "
@@ -2671,7 +2673,8 @@ VLLM = (
             "counted"),
 )
 NVLS_LINKS = ("nvlink4", "nvlink5")
-COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15}  # buffers between GPUs, from logs
+# Buffers between GPUs, from logs; "rccl" on 8 MI355X, by SGLang's "Load weight begin. avail mem"
+COMM_GIB = {"nvls": 1.4, "server": 0.12, "far": 2.15, "rccl": 4.1}
 
 
 def profile_of(d: Deployment, s: Settings) -> Profile:
@@ -2709,7 +2712,8 @@ def comm_bytes(d: Deployment) -> float:
         return 0.0
     nvls = d.gpu.link is not None and d.gpu.link.name in NVLS_LINKS
     far = d.replica_gpus > max(SERVER_GPUS, d.gpu.domain)
-    return COMM_GIB["far" if far else "nvls" if nvls else "server"] * GIB
+    rccl = d.gpu.vendor == "amd"
+    return COMM_GIB["rccl" if rccl else "far" if far else "nvls" if nvls else "server"] * GIB
 
 
 def activation_bytes(d: Deployment, s: Settings, sampler_bytes: float) -> float:
@@ -2990,7 +2994,7 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
         ("states", pool and any(g.kind == "state" for g in pool.groups)
          and 0 < pool.blocks < s.max_num_seqs,
          f"max_num_seqs {s.max_num_seqs} is past the {pool.blocks if pool else 0} state blocks"))
-    return (shard_refusals(d) if vllm else []) + [
+    return (shard_refusals(d, s) if s.engine != "trtllm" else []) + [
         Refusal(kind, what) for kind, holds, what in reasons if holds]
 
 
@@ -3009,12 +3013,12 @@ class Way(NamedTuple):
 CURE_FLAGS = {
     "vllm": {"util": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
              "pp": "--pipeline-parallel-size", "ctx": "--max-model-len", "seqs": "--max-num-seqs",
-             "weights": "--quantization"},
+             "weights": "--quantization", "ep": "--enable-expert-parallel"},
     "sglang": {"util": "--mem-fraction-static", "tp": "--tp-size", "pp": "--pp-size",
                "ctx": "--context-length", "seqs": "--max-running-requests",
-               "weights": "--quantization"},
+               "weights": "--quantization", "ep": "--ep-size {}"},
     "trtllm": {"util": "--util", "tp": "--tp_size", "pp": "--pp_size", "ctx": "--max_seq_len",
-               "seqs": "--max_batch_size", "weights": "--weights"}}
+               "seqs": "--max_batch_size", "weights": "--weights", "ep": ""}}
 NO_CURE = "a larger GPU, or more of them with fewer bytes a weight"
 LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
 CURE_GPUS = 64  # most of one replica that a cure asks for
@@ -3047,9 +3051,10 @@ def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
 
 
 def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> Iterator[Way]:
-    """Ways to these sizes of TP and PP; on vLLM each with whole experts too, where it has some."""
+    """Ways to these sizes of TP and PP; each with whole experts too, where the engine takes them.
+    """
     names, every = CURE_FLAGS[s.engine], d.ep > 1 and d.ep == d.tp * d.pcp * d.dp
-    wholes = (False, True) if s.engine == "vllm" and d.model.experts and d.ep == 1 else (False,)
+    wholes = (False, True) if names["ep"] and d.model.experts and d.ep == 1 else (False,)
     for tp, pp in sizes:
         for whole in wholes:
             if tp == 1 if whole else (tp, pp) == (d.tp, d.pp):
@@ -3061,7 +3066,7 @@ def _layouts(d: Deployment, s: Settings, sizes: Iterable[Tuple[int, int]]) -> It
                 check_layout(other)
             except UserError:
                 continue
-            yield Way(" ".join(words + ["--enable-expert-parallel"] * whole), other, s.asked)
+            yield Way(" ".join(words + [names["ep"].format(other.ep)] * whole), other, s.asked)
 
 
 def room_ways(d: Deployment, found: EngineAnswer) -> Iterator[Way]:
@@ -3125,13 +3130,16 @@ WAYS: Dict[str, Callable[[Deployment, EngineAnswer], Iterator[Way]]] = {
 
 
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")  # TP divides their inputs
+# AWQ and GPTQ copies of these are published with a wider FFN, so that TP divides its groups:
+# intermediate_size in config.json of Qwen/Qwen2.5-72B-Instruct-AWQ; of the VL one, vllm#21695
+PADDED_FFN = {"qwen2.5-72b": 29696, "qwen2.5-vl-72b": 29696}
 
 
-def shard_refusals(d: Deployment) -> List[Refusal]:
+def shard_refusals(d: Deployment, s: Settings) -> List[Refusal]:
     """The first quantised matrix that TP cuts within a block or group of its scales.
 
     MXFP4 experts that the engine pads are never cut so. Source: vLLM quantization/fp8.py, awq.py,
-    gptq.py: input and output sizes of a partition.
+    gptq.py: input and output sizes of a partition; SGLang's are alike (sglang#23265).
     """
     quant = stored_as(d)
     for _, scheme in quant.rules if quant and d.tp > 1 else ():
@@ -3143,10 +3151,25 @@ def shard_refusals(d: Deployment) -> List[Refusal]:
             ranks = kv_ranks(d) if t.split == "kv" else d.tp
             row = t.name.endswith(ROW_PARALLEL)
             size, unit = (t.d_in, scheme.group) if row else (t.d_out, scheme.block)
-            if unit > 1 and (size % ranks or size // ranks % unit):
+            if label in ("awq", "gptq") and t.name.endswith("mlp.down_proj"):
+                size = PADDED_FFN.get(d.model.name, size)
+            cut = unit > 1 and (size % ranks or size // ranks % unit)
+            if cut and not loads_cut_blocks(d, s, t):
                 return [Refusal("shard", f"{scheme.label} scales do not divide {t.name} over "
                                 f"TP={d.tp}")]
     return []
+
+
+def loads_cut_blocks(d: Deployment, s: Settings, t: Tensor) -> bool:
+    """Whether the engine loads this matrix though a rank's part ends within a block.
+
+    vLLM since 0.14: q, k, v in one, and gate, up outside the experts (vllm#30836, for the 192-wide
+    keys of MiMo-V2-Flash). SGLang: q, k, v of that model alone (its models/mimo_v2.py).
+    """
+    name = t.name.rpartition(".")[2]
+    if s.engine == "vllm":
+        return s.since(0, 14) and t.split != "expert" and name in MERGED
+    return stem(d.model.arch).startswith("mimov2") and MERGED.get(name) == "qkv"
 
 
 def kv_ranks(d: Deployment) -> int:
@@ -3155,33 +3178,51 @@ def kv_ranks(d: Deployment) -> int:
 
 
 # A pasted log: what it says, whatever the version's wording. The worst rank counts.
-GIB_TEXT = r"([-\d.]+) ?Gi?B"
-LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or "last"
-    ("version", r"(?:LLM engine \(v|API server version |vLLM version |sglang[= ]v?)"
-                r"(\d+(?:\.\d+)+)", "last"),
+GIB_TEXT = r"(?<![-\d.])([-\d.]+) ?Gi?B"
+ARGS = r"(?:non-default args|args: Namespace|ServerArgs).*?[ ({,'\"]"  # what was asked for
+IS = r"['\"]?[=:] ?['\"]?"  # key=value, 'key': value
+LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern; "max", "min", "first" of a line ...
+    ("version", r"(?:LLM engine \(v|(?:server|vLLM|█) +version |sglang[= ]v?)"
+                r"(\d+(?:\.\d+)+(?:\.dev)?)", "text"),
+    ("model", r"LLM engine .*? config: model=['\"]?([^'\",]+)", "text"),
+    ("model", ARGS + r"model(?:_path|_tag)?" + IS + r"([^'\",]+)", "text"),
+    ("model", r"(?:Starting to load model|serving model|█ +model) +(\S+?)(?:\.\.\.|\s|$)", "text"),
+    ("quantization", ARGS + "quantization" + IS + r"([a-z][\w-]*)", "text"),
+    ("quantization", r"(?:LLM engine .*?[ ,]quantization|Load weight end.*quant)=([\w-]+)", "text"),
+    ("kv_cache_dtype", ARGS + "kv_cache_dtype" + IS + r"(\w+)", "text"),
+    ("kv_cache_dtype", r"(?:LLM engine .*?[ ,]kv_cache_dtype=|Using KV cache dtype: (?:torch\.)?)"
+                       r"(\w+)", "text"),
     ("total_bytes", r"total_gpu_memory \(" + GIB_TEXT, "min"),
-    ("total_bytes", r"Free memory on device \([\d.]+/([\d.]+) GiB\)", "min"),
-    ("util", r"gpu_memory_utilization \(([\d.]+)\)", "last"),
-    ("util", r"Desired GPU memory utilization is \(([\d.]+)", "last"),
-    ("util", r"(?:current --|[^a-z])gpu[_-]memory[_-]utilization[=: ]+'?([\d.]+)", "last"),
-    ("util", r"mem[_-]fraction[_-]static=([\d.]+)", "last"),
-    ("max_model_len", r"max_seq_len=(\d+)", "last"),
-    ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "last"),
-    ("max_model_len", r"context_len=(\d+)", "last"),
-    ("tp", r"tensor_parallel_size=(\d+)|tp_size=(\d+)", "last"),
+    ("total_bytes", r"Free memory on device (?:\S+ )?\([\d.]+/([\d.]+) GiB\)", "min"),
+    ("util", r"gpu_memory_utilization \(([-\d.]+)\)", "first"),
+    ("util", r"Desired GPU memory utilization is \(([-\d.]+)", "first"),
+    ("util", r"[^a-z]gpu[_-]memory[_-]utilization['\"]?[=: ]+['\"]?([\d.]+)", "first"),
+    ("util", r"mem[_-]fraction[_-]static=([\d.]+)", "first"),
+    ("max_model_len", r"(?<![a-z_])(?:max_seq_len|max_model_len|context_length)" + IS + r"(\d+)",
+     "first"),
+    ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "first"),
+    ("max_model_len", r"context_len=(\d+)", "first"),
+    ("max_num_seqs", r"(?<![a-z_])max_num_seqs" + IS + r"(\d+)", "first"),
+    ("max_num_batched_tokens", r"(?<![a-z_])(?:max_num_batched_tokens|chunked_prefill_size)" + IS
+     + r"(\d+)", "first"),
+    ("tp", r"(?<![a-z_])(?:tensor_parallel_size|tp_size)" + IS + r"(\d+)", "first"),
+    ("dp", r"(?<![a-z_])dp_size=(\d+).*enable_dp_attention=True", "first"),
     ("weights_bytes", r"(?:[Mm]odel loading|Loading model weights) took " + GIB_TEXT, "max"),
     ("weights_bytes", r"model weights take " + GIB_TEXT, "max"),
+    ("weights_bytes", GIB_TEXT + r" for weights?\b", "max"),
     ("weights_bytes", r"Load weight end.*mem usage=" + GIB_TEXT, "max"),
-    ("free_before_bytes", r"Load weight begin\. avail mem=" + GIB_TEXT, "min"),
-    ("free_after_bytes", r"Load weight end.*avail mem=" + GIB_TEXT, "min"),
+    ("consumed_bytes", GIB_TEXT + r" for consumed memory", "max"),
     ("other_bytes", r"non_torch_memory takes " + GIB_TEXT, "max"),
     ("other_bytes", GIB_TEXT + r" for non-torch memory", "max"),
     ("activation_bytes", r"PyTorch activation peak memory takes " + GIB_TEXT, "max"),
     ("activation_bytes", GIB_TEXT + r" for peak activation", "max"),
     ("graphs_bytes", r"Estimated CUDA graph memory: " + GIB_TEXT, "max"),
     ("captured_bytes", r"Graph capturing finished in .* took " + GIB_TEXT, "max"),
+    ("captured_bytes", GIB_TEXT + r" for CUDAGraph memory", "max"),
     ("available_kv_bytes", r"Available KV cache memory: " + GIB_TEXT, "min"),
     ("available_kv_bytes", r"reserved for KV Cache is " + GIB_TEXT, "min"),
+    ("available_kv_bytes", r"kv cache memory in use is " + GIB_TEXT, "min"),
+    ("available_kv_bytes", r"kv cache memory in use is (\d+ bytes)", "min"),
     ("pool_part_bytes", r"[KV]V? size: " + GIB_TEXT, "sum"),
     ("num_gpu_blocks", r"# (?:GPU|cuda|CUDA) blocks: (\d+)", "min"),
     ("num_gpu_blocks", r"num_gpu_blocks(?: is|=|:) ?(\d+)", "min"),
@@ -3192,7 +3233,16 @@ LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern, "max", "min" or
     ("max_concurrency", r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", "min"),
 )
 LOG_BYTES_MAX = 64 * MIB
-LOG_LINE_CHARS = 4000  # of a line are looked at
+LOG_LINE_CHARS = 16000  # of a line are looked at
+WORTH_READING = r"Gi?B|=|': |version|engine|model|[Cc]ache|blocks|concurrency|utili"  # quick
+COLOURS = r"(?:\x1b|\\x1b|\\u001b|#033|\^\[)\[[\d;]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3})*m"
+SERVER_STARTS = r"(?:server|█) +version \d|server_args=ServerArgs"
+ENGINE_STARTS = r"Initializing an? (?:V\d )?LLM engine"  # once a data-parallel rank
+MEMORY_SAID = r"took [\d.]+ Gi?B|weights? (?:take|end)|KV [Cc]ache (?:size|mem|is al)|# \w+ blocks"
+LOG_MOST = {"util": 1.0, "tp": 4096, "max_num_seqs": 1e6}  # past these no engine ever logs
+SIGNED = ("available_kv_bytes", "graphs_bytes", "captured_bytes", "other_bytes")
+ASKED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+NEVER_ZERO = ("util", "tp", "dp", "total_bytes", *ASKED)
 
 
 def read_startup_log(path: str) -> Dict[str, Any]:
@@ -3207,7 +3257,11 @@ def read_startup_log(path: str) -> Dict[str, Any]:
         raise UserError(f"{path}: {error.strerror or error}") from None
     if len(data) > LOG_BYTES_MAX:
         raise UserError(f"{path} is over {LOG_BYTES_MAX // MIB} MiB; cut it to one start")
-    found = parse_startup_log(data.decode("utf-8", "replace"))
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:400].count(0) > 100
+    try:
+        found = parse_startup_log(data.decode("utf-16" if wide else "utf-8", "replace"))
+    except UserError as error:
+        raise UserError(f"{path} {error}") from None
     if not {name for name, _ in LOGGED} & set(found):
         raise UserError(f"{path} has no line of a vLLM or SGLang start that says how memory was "
                         "divided; paste those from the weights to the KV cache")
@@ -3215,33 +3269,74 @@ def read_startup_log(path: str) -> Dict[str, Any]:
 
 
 def parse_startup_log(text: str) -> Dict[str, Any]:
-    """The figures of a start-up log's lines, by LOG_LINES."""
+    """The figures of the last start in a log, by LOG_LINES. UserError where one cannot be."""
     import re
     patterns = [(key, re.compile(pattern), how) for key, pattern, how in LOG_LINES]
+    lines, starts = last_start(re.sub(COLOURS, "", text).splitlines())
     found: Dict[str, Any] = {}
-    for line in text.splitlines():
+    worth = re.compile(WORTH_READING)
+    for line in lines:
         line = line[:LOG_LINE_CHARS]
-        for key, pattern, how in patterns:
+        for key, pattern, how in patterns if worth.search(line) else ():
             matches = pattern.findall(line)
-            if not matches:
-                continue
-            texts = [m if isinstance(m, str) else "".join(m) for m in matches]
-            if key == "version":
-                found[key] = engine_version(texts[-1])
-                continue
-            try:
-                values = [float(t.replace(",", "")) for t in texts]
-            except ValueError:
-                continue
-            value = sum(values) if how == "sum" else values[-1]
-            value *= GIB if key.endswith("_bytes") else 1
-            old = found.get(key, value)
-            found[key] = {"max": max, "min": min}.get(how, lambda _, new: new)(old, value)
-    if "Load weight" in text or "max_total_num_tokens" in text:
+            if matches and how == "text":
+                found[key] = engine_version(matches[0]) if key == "version" else matches[0]
+            elif matches:
+                values = [value for value in (log_number(key, m) for m in matches)
+                          if value is not None]
+                value = sum(values) if how == "sum" else next(iter(values), None)
+                old = found.get(key, value)
+                if value is not None:
+                    found[key] = {"max": max, "min": min, "sum": max}.get(
+                        how, lambda _, new: new)(old, value)
+    start = "\n".join(lines)
+    if re.search("Load weight|max_total_num_tokens|server_args=ServerArgs", start):
         found["engine"] = "sglang"
+    elif re.search(r"LLM engine|KV [Cc]ache|gpu_memory_util|# \w+ blocks|loading took", start):
+        found["engine"] = "vllm"
+    if "dp" in found and "tp" in found:  # SGLang's TP counts the ranks of DP attention too
+        found["tp"] //= found["dp"]
     if "pool_part_bytes" in found:
         found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
-    return found
+    return {**found, "starts": starts} if starts > 1 else found
+
+
+def last_start(lines: Sequence[str]) -> Tuple[Sequence[str], int]:
+    """The lines of the last start that says anything of memory, and how many starts do."""
+    import re
+
+    server, engine, memory = map(re.compile, (SERVER_STARTS, ENGINE_STARTS, MEMORY_SAID))
+    said: List[List[str]] = []  # the starts that say something of memory
+    start: List[str] = []
+    spoke = False
+    for line in lines:
+        new = server.search(line) or (spoke and engine.search(line)
+                                      and not re.search(r"_DP[1-9]", line))
+        if new:
+            said += [start] if spoke else []
+            start, spoke = [], False
+        start.append(line)
+        spoke = spoke or bool(memory.search(line))
+    said += [start] if spoke or not said else []
+    return said[-1], len(said)
+
+
+def log_number(key: str, text: str) -> Optional[float]:
+    """A number of a log, SI units; None for none. UserError for one that no engine logs."""
+    try:
+        value = float(text.replace(",", "").replace(" bytes", ""))
+    except ValueError:
+        return None
+    in_bytes = key.endswith("_bytes")
+    if in_bytes and not text.endswith("bytes"):
+        value *= GIB
+    most = LOG_MOST.get(key, 4096 * GIB if in_bytes else 1e12)
+    least = -most if key in SIGNED else 0
+    if not least <= value <= most or (value == 0 and key in NEVER_ZERO):
+        shown = text if len(text) < 20 else f"{text[:16]}... ({len(text)} characters)"
+        raise UserError(f"has {shown} for {key.replace('_bytes', '')}, which no engine logs; paste "
+                        "its lines as they were")
+    return value
 
 
 def engine_version(text: str) -> Version:
@@ -3312,8 +3407,16 @@ def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
         less, more = RESERVE_BAND[bool(s.version)]
         load = memory.weights_bytes * 0.005
         low, high = left - reserve * more - load, left + reserve * less + load
+        if profile_of(d, s).optional:
+            low -= (1 + more) * (left - without_option(d, s))
     found = EngineAnswer(s, memory, pool, tokens, concurrency, (), low, high)
     return found._replace(refusals=refusals_of(d, s, found))
+
+
+def without_option(d: Deployment, s: Settings) -> float:
+    """vLLM's memory for KV where the optional sampler of its version is not installed [B]."""
+    return min(stage.available_bytes for stage in engine_stages(d, s._replace(version=()),
+                                                                Logged()))
 
 
 POOL_BAND = {"logged": 0.01, "sglang": 0.04, "trtllm": 0.10}  # of the pool; the last is a guess
@@ -3343,7 +3446,8 @@ def engine_stages(d: Deployment, s: Settings, logged: Logged) -> List[EngineMemo
             profile.library_gib * GIB + comm_bytes(d), profile.graphs_gib * GIB)
             for stage, weights in enumerate(served)]
     elif s.engine == "sglang":
-        free = total - SGLANG_CONTEXT_GIB * GIB
+        # free before loading, when the links between GPUs have their buffers already
+        free = total - SGLANG_CONTEXT_GIB * GIB - comm_bytes(d)
         stages = [EngineMemory(total, free * s.util, max(served), 0.0, 0.0, 0.0)]
     else:
         peak, other = activation_bytes(d, s, 0.0), 0.5 * GIB + comm_bytes(d)
@@ -5001,16 +5105,18 @@ def say_engine(case: Case, answer: Answer) -> None:
         ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
         ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
-             "the share is of what loading leaves" if s.engine == "trtllm" else "")
-    own = "" if case.plan or case.args.max_num_seqs else " with its own defaults"
-    low, high, left = (size / GIB for size in (found.low_bytes, found.high_bytes,
-                                               m.available_bytes))
-    room = (f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})" if left > 0
-            else f"none ({-left:.2f} GiB short" + (f"; at best {high:.2f})" if high > 0 else ")"))
+             "the share is of what loading leaves" if s.engine == "trtllm" else
+             "the share is of what is free before loading")
+    own = "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
+    room = f"Available KV cache memory: {room_text(found)}"
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
                  f"{dotted(NEWEST_VLLM)} on")
+    elif s.engine == "vllm" and profile_of(d, s).optional and not log:
+        without = without_option(d, s)
+        room += (f"; {f'{without / GIB:.2f}' if without > 0 else 'none'} where FlashInfer is not "
+                 "installed, which pip leaves out")
     blocks = f" in {count(found.pool.blocks)} blocks" if found.pool else ""
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
@@ -5026,6 +5132,16 @@ def say_engine(case: Case, answer: Answer) -> None:
         *([draft_text(d, s, "weights_bytes" in log)] if s.draft.method else []))
     for refusal in found.refusals:
         answer.say("REFUSES", f"{refusal.what}: {refusal.cure}")
+
+
+def room_text(found: EngineAnswer) -> str:
+    """The memory for KV and its band; "none" for what is not there."""
+    low, high, left = (size / GIB for size in (
+        found.low_bytes, found.high_bytes, found.memory.available_bytes))
+    if left <= 0:
+        best = f"; at best {high:.2f}" if high > 0 else ""
+        return f"none ({max(0.0, -left):.2f} GiB short{best})"
+    return f"{left:.2f} GiB ({f'{low:.2f}' if low > 0 else 'none'} to {high:.2f})"
 
 
 def draft_text(d: Deployment, s: Settings, logged: bool) -> str:
@@ -5080,14 +5196,65 @@ def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
     if log.get("tp", d.tp) != d.tp:
         raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
                         f"add --tp {log['tp']:.0f}")
+    check_logged_model(d, log.get("model", ""))
     gpu = d.gpu._replace(torch_bytes=log.get("total_bytes", d.gpu.torch_bytes))
     asked = s.asked
     if "util" in log and "util" not in args.given:
         asked = asked._replace(util=log["util"])
-    if "max_model_len" in log and "ctx" not in args.given:
-        asked = asked._replace(max_model_len=int(log["max_model_len"]))
+    for name in ASKED:
+        if name in log and name.replace("max_model_len", "ctx") not in args.given:
+            asked = Asked(**{**asked._asdict(), name: int(log[name])})
     d = d._replace(gpu=gpu)
     return d, engine_settings(d, asked._replace(version=asked.version or log.get("version", ())))
+
+
+def check_logged_model(d: Deployment, name: str) -> None:
+    """Raise UserError where a log names a model that is known here and has another shape."""
+    known = known_as(name)[0] if name else ""
+    row = next((r for r in presets().get("models", ()) if r["name"] == known), {})
+    if any(key in row and getattr(d.model, key) not in (0, row[key])
+           for key in ("layers", "hidden", "vocab")):
+        raise UserError(f"--startup-log is of {name}, the deployment of {d.model.name}; name that "
+                        "model, or paste this one's log")
+
+
+def logged_precisions(log: Mapping[str, Any]) -> Tuple[str, str]:
+    """(weights, KV cache) of a start-up log by our names; '' where it is the checkpoint's own."""
+    method, dtype = (str(log.get(key, "")).lower() for key in ("quantization", "kv_cache_dtype"))
+    weights = {**QUANTISATIONS, **SPELLINGS}.get(method, method)
+    dtype = dtype.replace("float8", "fp8").replace("fp8_e4m3fn", "fp8")
+    kv = KV_READ.get(dtype, SPELLINGS.get(dtype, dtype))
+    return weights if weights in WEIGHTS else "", kv if kv in KV else ""
+
+
+def other_weights(d: Deployment, log: Mapping[str, Any]) -> str:
+    """How a log's weights are stored, where not as the deployment's; '' where alike or unknown."""
+    logged = "bf16" if log.get("quantization") == "None" else logged_precisions(log)[0]
+    return logged if logged and WEIGHTS[logged].bytes != WEIGHTS.get(
+        d.weights.name, WEIGHTS[logged]).bytes else ""
+
+
+def log_warnings(d: Deployment, s: Settings, log: Mapping[str, Any],
+                 reserve: Optional[float]) -> Iterator[str]:
+    """Where a log and the deployment it is put beside contradict each other."""
+    weights, kv, expected = other_weights(d, log), logged_precisions(log)[1], d.gpu.torch_bytes
+    total = log.get("total_bytes", expected)
+    if "asked_engine" in log:
+        yield f"the log is {s.engine}'s: --engine {log['asked_engine']} is not used"
+    if weights:
+        yield f"the log's weights are {weights}, the deployment's {d.weights.name} (--weights)"
+    if (kv or log.get("kv_cache_dtype") == "auto") and d.kv.bytes != KV[kv or "bf16"].bytes:
+        yield f"the log's KV cache is {kv or 'auto'}, the deployment's {d.kv.name} (--kv)"
+    if abs(total / expected - 1) > SAME_GPU:
+        yield (f"the log's GPU has {total / GIB:.2f} GiB, {d.gpu.name} {expected / GIB:.2f}; name "
+               f"it with --gpu, or give --gpu-memory-gib {total / GIB:.2f}")
+    if reserve is not None and reserve > LARGE_RESERVE * s.util * total:
+        yield (f"a reserve of {reserve / GIB:.2f} GiB is more than engines take: is the log of "
+               f"this GPU (--gpu {d.gpu.name}) and utilisation (--util {s.util:g})?")
+
+
+SAME_GPU = 0.04  # how far the totals of one kind of GPU are apart
+LARGE_RESERVE, SMALL_RESERVE = 0.4, -0.02  # of the memory asked for, of all
 
 
 def logged_of(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Logged:
@@ -5103,14 +5270,16 @@ def logged_of(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Logged:
         if blocks is None and len(groups) == 1:
             blocks = log["kv_cache_tokens"] / groups[0].block_tokens
         left = None if blocks is None else blocks * block * d.stage_share
+    own = None if other_weights(d, log) else weights
     if left is None:
-        return Logged(None, weights)
+        return Logged(None, own)
     base = engine_stages(d, s._replace(util=log.get("util", s.util)), Logged(0.0, weights))
-    return Logged(min(m.requested_bytes - m.weights_bytes for m in base) - left, weights)
+    return Logged(min(m.requested_bytes - m.weights_bytes for m in base) - left, own)
 
 
 LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
-          ("other_bytes", "not torch's"), ("graphs_bytes", "CUDA graphs"),
+          ("other_bytes", "not torch's"), ("consumed_bytes", "weights and not torch's"),
+          ("graphs_bytes", "CUDA graphs"),
           ("available_kv_bytes", "KV memory"), ("num_gpu_blocks", "blocks"),
           ("kv_cache_tokens", "KV tokens"), ("max_concurrency", "concurrency"))
 
@@ -5123,8 +5292,21 @@ def say_startup_log(case: Case, answer: Answer) -> None:
     found = engine_answer(d, s)
     predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
                  "kv_cache_tokens": found.tokens, "max_concurrency": found.concurrency,
-                 "available_kv_bytes": found.memory.available_bytes}
-    lines = []
+                 "available_kv_bytes": found.memory.available_bytes,
+                 "consumed_bytes": found.memory.weights_bytes + found.memory.other_bytes}
+    reserve = logged_of(d, s, log).reserve_bytes
+    if reserve is not None and reserve < SMALL_RESERVE * d.gpu.torch_bytes:
+        raise UserError(f"--startup-log has more weights and KV cache than {s.util:g} of "
+                        f"{d.gpu.torch_bytes / GIB:.2f} GiB; is it of this GPU (--gpu "
+                        f"{d.gpu.name}), utilisation (--util) and model?")
+    warnings = answer.add("startup_log.warnings", list(log_warnings(case.d, s, log, reserve)))
+    lines = [f"WARNING: {text}" for text in warnings]
+    taken = [f"--{name} {log[f'taken_{name}']}" for name in ("weights", "kv")
+             if f"taken_{name}" in log]
+    taken += [f"{name} {log[name]:.0f}" for name in ASKED[1:] if name in log]
+    lines += [f"read from it: {', '.join(taken)}"] if taken else []
+    if "starts" in log:
+        lines.append(f"{log['starts']} starts in the file: the last is read")
     for name, label in LOGGED:
         if name not in log:
             continue
@@ -5133,13 +5315,15 @@ def say_startup_log(case: Case, answer: Answer) -> None:
         value = answer.add(f"startup_log.predicted_{name}",
                            predicted.get(name, getattr(found.memory, name, None)), unit)
         if value is not None:
-            off = f", {value / log[name] - 1:+.1%}" if log[name] else ""
-            lines.append(f"{label}: logged {scaled(log[name], unit)}, predicted "
-                         f"{scaled(value, unit)}{off}")
-    reserve = answer.add("startup_log.reserve_bytes", logged_of(d, s, log).reserve_bytes, "B",
-                         source="total * utilisation - weights - KV cache of the log")
+            off = f", {value / log[name] - 1:+.1%}" if min(value, log[name]) > 0 else ""
+            logged, mine = ("none" if size <= 0 and name == "available_kv_bytes" else
+                            scaled(size, unit) for size in (log[name], value))
+            lines.append(f"{label}: logged {logged}, predicted {mine}{off}")
+    answer.add("startup_log.reserve_bytes", reserve, "B",
+               source="total * utilisation - weights - KV cache of the log")
     if reserve is not None:
-        seqs = memory_of(case.d._replace(reserve_bytes=max(0.0, reserve))).max_seqs
+        reserve = max(0.0, reserve)  # SGLang has none: under 0 is rounding
+        seqs = memory_of(case.d._replace(reserve_bytes=reserve)).max_seqs
         answer.add("startup_log.budget_max_seqs", seqs, "sequences")
         answer.add("startup_log.budget_max_kv_tokens", round(seqs * d.ctx_tokens), "tokens")
         lines.append(f"reserve {scaled(reserve, 'B')} (--reserve-gib {reserve / GIB:.2f}): the "
@@ -7981,6 +8165,10 @@ def parse_args(argv: Sequence[str]) -> Any:
 
 # Whose FP8 copies of their 16-bit models have blocks of 128 x 128, as in DeepSeek-V3
 BLOCK_FP8_MAKERS = ("Qwen/", "deepseek-ai/", "zai-org/", "MiniMaxAI/", "moonshotai/")
+# Meta's own FP8 copy of its 405B: attention, the first layer and the last stay in 16 bit (its
+# config.json, modules_to_not_convert). vllm#6746 logged 57.75 GiB of it on each of 8 GPUs.
+META_405B_FP8 = Quant("fp8", ((None, USUAL["fp8"]),),
+                      ("re:.*self_attn.*", "re:.*layers\\.(0|125)\\.mlp.*"))
 
 
 def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
@@ -7989,6 +8177,8 @@ def find_pasted_model(args: Any, tables: Mapping[str, Any]) -> Model:
     try:
         model = find_model(args, tables)
         own = pasted and args.model == pasted.resolved and pasted.stored == "fp8"
+        if own and pasted.resolved == "llama-3.1-405b" and pasted.model.startswith("meta-llama/"):
+            return model._replace(native="fp8", quant=META_405B_FP8)
         return model._replace(native="fp8") if own and pasted.model.startswith(
             BLOCK_FP8_MAKERS) else model
     except UserError as error:
@@ -8030,8 +8220,10 @@ def settle(args: Any) -> None:
         if getattr(args, flag.field) is None:
             setattr(args, flag.field, flag.default)
     args.prices = args.gpu_price
-    if args.startup_log and not args.engine:
-        args.engine = args.startup_log.get("engine", "vllm")
+    if args.startup_log:
+        asked, args.engine = args.engine, args.startup_log.get("engine", args.engine or "vllm")
+        if asked not in (None, args.engine):
+            args.startup_log["asked_engine"], args.engine_version = asked, None
 
 
 def use_workload(args: Any, tables: Mapping[str, Any]) -> None:
@@ -8085,6 +8277,7 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     for name in set(args.prices or ()) - {"", args.gpu}:
         known = find_row("gpus", name, "--gpu-price: GPU", tables.get("gpus", []))["name"]
         args.prices[known] = args.prices[name]
+    take_precisions(args, model)
     links = tables.get("links", [])
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
@@ -8101,6 +8294,17 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         history_source, prompt, output, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
+
+
+def take_precisions(args: Any, model: Model) -> None:
+    """Put the precisions of a start-up log where no flag gives them."""
+    log = args.startup_log or {}
+    weights, kv = logged_precisions(log)
+    if weights and not args.weights and args.weight_bytes is None and (
+            weights != SPELLINGS.get(model.native, model.native)):
+        args.weights = log["taken_weights"] = weights
+    if kv and not args.kv and args.kv_bytes is None:
+        args.kv = log["taken_kv"] = kv
 
 
 def precision_of(flag: str, name: Optional[str], width: Optional[float],

@@ -17,6 +17,7 @@ from tests import bench_logs
 
 TABLES = capacity.presets()
 GIB = 2**30
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
 
 
 def deployment(line):
@@ -140,6 +141,14 @@ class Logs(unittest.TestCase):
                 loaded = capacity.loaded_bytes(deployment(line), 0) / GIB
                 self.assertAlmostEqual(loaded, logged_gib, delta=0.005)
 
+    def test_metas_fp8_405b_keeps_its_attention_in_16_bit(self):
+        for name, logged_gib in (("meta-llama/Llama-3.1-405B-Instruct-FP8", 57.75),  # vllm#6746
+                                 ("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8-dynamic", 47.8)):
+            with self.subTest(name):
+                args = capacity.parse_args(["--from", f"vllm serve {name} -tp 8"])
+                loaded = capacity.loaded_bytes(capacity.deployment_of(args, TABLES), 0) / GIB
+                self.assertAlmostEqual(loaded / logged_gib, 1, delta=0.02)
+
     def test_gpt_oss_experts_are_padded_as_the_gpu_needs(self):
         for line, logged_gib in (("gpt-oss-20b --gpu a100", 13.72), ("gpt-oss-120b", 64.38)):
             with self.subTest(line):
@@ -220,6 +229,22 @@ class Profiling(unittest.TestCase):
         self.assertAlmostEqual(found.tokens / 444500, 1, delta=0.01)  # logged, H100
         self.assertEqual(asked("llama-3.1-8b --engine sglang --util 0.5")[1].util, 0.5)
 
+    def test_sglang_counts_the_buffers_between_gpus_before_it_loads(self):
+        for line, tokens in (  # vllm#21348 and tests/data/startup_logs.jsonl
+                ("qwen3-235b-a22b --weights fp8 --tp 4 --util 0.93", 367404),
+                ("kimi-k2.5 --gpu mi355x --tp 8 --util 0.82604", 2454421)):
+            with self.subTest(line):
+                found = asked(f"{line} --engine sglang")[2]
+                self.assertAlmostEqual(found.tokens / tokens, 1, delta=0.02)
+
+    def test_a_sampler_that_may_not_be_installed_widens_the_band(self):
+        line = "qwen3-235b-a22b --weights fp8 --tp 4 --engine vllm --engine-version "
+        for version, optional in (("0.10", True), ("0.11", False)):
+            with self.subTest(version):
+                text = screen(line + version)
+                self.assertEqual("8.86 where FlashInfer is not installed" in text, optional)
+        self.assertLess(asked(line + "0.10")[2].low_bytes / GIB, 8.11)  # vllm#21348 logged
+
     def test_tensorrt_is_reckoned_with_the_share_that_its_command_has(self):
         engine = answer_json("llama-3.1-70b --tp 4 --engine trtllm --util 0.8")["engine"]
         share = float(engine["command"].split('free_gpu_memory_fraction": ')[1].split("}")[0]
@@ -290,7 +315,7 @@ class Refusals(unittest.TestCase):
         "llama-3.1-8b --max-num-batched-tokens 512",
         "llama-3.1-8b --max-model-len 200000",
         "llama-3.1-8b --util 1",
-        "mimo-v2-flash --tp 8 --gpu h200",
+        "minimax-m2 --tp 8 --gpu h200",
         "glm-4.6 --tp 8 --weights awq --gpu h200")
 
     def test_each_refusal_is_cured_by_the_flag_it_names(self):
@@ -317,7 +342,7 @@ class Refusals(unittest.TestCase):
     def test_fp8_has_blocks_only_where_the_checkpoint_itself_is_fp8(self):
         shard = "fp8 scales do not divide"
         for line, refused in (("qwen3-235b-a22b --weights fp8 --tp 8", False),  # made at load
-                              ("mimo-v2-flash --gpu h200 --tp 8", True)):
+                              ("minimax-m2 --gpu h200 --tp 8", True)):
             with self.subTest(line):
                 whats = [r.what for r in asked(line + " --engine vllm")[2].refusals]
                 self.assertEqual(any(what.startswith(shard) for what in whats), refused)
@@ -330,6 +355,32 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(any(r.kind == "shard" for r in found.refusals), refused)
         self.assertEqual(capacity.stored_as(deployment("qwen3-235b-a22b --weights fp8"))
                          .rules[0][1].block, 1)
+
+    def test_sglang_refuses_experts_whose_blocks_tp_cuts(self):
+        for line in ("minimax-m2 --gpu h200", f"{CONFIGS}/Qwen--Qwen3-30B-A3B-FP8"):
+            with self.subTest(line):
+                line += " --tp 8 --engine sglang"
+                refusal = asked(line)[2].refusals[0]
+                self.assertTrue(refusal.what.startswith("fp8 scales do not divide"))
+                self.assertEqual(refusal.cure, "--ep-size 8")
+                self.assertEqual(asked(f"{line} {refusal.cure}")[2].refusals, [])
+
+    def test_keys_that_end_within_a_block_load_since_vllm_014(self):
+        for version, refused in (("0.13", True), ("0.14", False), ("0.33", False)):
+            line = f"mimo-v2-flash --gpu h200 --tp 4 --engine vllm --engine-version {version}"
+            with self.subTest(version):
+                self.assertEqual(any(r.kind == "shard" for r in asked(line)[2].refusals), refused)
+        self.assertEqual(asked("mimo-v2-flash --gpu h200 --tp 4 --engine sglang")[2].refusals, [])
+
+    def test_published_awq_copies_are_padded_for_tp(self):
+        args = capacity.parse_args(["--from", "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ -tp 4",
+                                    "--gpu", "a100"])
+        d = capacity.deployment_of(args, TABLES)
+        self.assertEqual(capacity.engine_answer(d, capacity.settings_of(d, args)).refusals, [])
+        for line in ("qwen2.5-72b --tp 8", "qwen2.5-vl-72b --tp 2"):
+            with self.subTest(line):
+                line += " --weights awq --gpu a100 --engine vllm"
+                self.assertEqual(asked(line)[2].refusals, [])
 
     def test_an_empty_pool_is_not_cured_by_a_shorter_context(self):
         found = asked("deepseek-v4-flash --tp 1 --engine vllm --max-model-len 2000000")[2]
@@ -460,7 +511,38 @@ mem usage=15.09 GB.
 """
 
 
+ARGS_LOG = """
+INFO 09-10 [api_server.py:1896] vLLM API server version 0.10.2
+INFO 09-10 [utils.py:328] non-default args: {'model_tag': 'Qwen/Qwen3-8B', 'model': \
+'Qwen/Qwen3-8B', 'max_model_len': 16384, 'quantization': 'fp8', 'gpu_memory_utilization': 0.85, \
+'kv_cache_dtype': 'fp8', 'max_num_batched_tokens': 2048, 'max_num_seqs': 64}
+INFO 09-10 [core.py:654] Initializing a V1 LLM engine (v0.10.2) with config: \
+model='Qwen/Qwen3-8B', speculative_config=None, dtype=torch.bfloat16, max_seq_len=16384, \
+tensor_parallel_size=1, quantization=fp8, kv_cache_dtype=fp8, seed=0
+INFO 09-10 [gpu_model_runner.py:2392] Model loading took 8.8 GiB and 5.6 seconds
+INFO 09-10 [gpu_worker.py:298] Available KV cache memory: 56.0 GiB
+INFO 09-10 [kv_cache_utils.py:864] GPU KV cache size: 815,536 tokens
+"""
+USAGE = """Free memory on device (78.69/79.2 GiB) on startup. Desired GPU memory utilization is \
+(0.9, 71.28 GiB). Actual usage is 37.99 GiB for weight, 4.71 GiB for peak activation, 1.84 GiB for \
+non-torch memory, and 0.62 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with \
+`--kv-cache-memory=26559211520` to fit into requested memory. Current kv cache memory in use is \
+26.74 GiB.
+"""
+
+
 class StartupLog(unittest.TestCase):
+    def refused(self, line, log):
+        """The one line that a command with this log ends with, at exit 2."""
+        import contextlib
+        import io
+        stderr, stdout = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(stdout):
+            code = capacity.main([*line.split(), "--startup-log", self.written(log)])
+        self.assertEqual((code, stdout.getvalue()), (2, ""))
+        self.assertEqual(stderr.getvalue().count("\n"), 1)
+        return stderr.getvalue()
+
     def written(self, text):
         handle, name = tempfile.mkstemp(".log")
         self.addCleanup(os.unlink, name)
@@ -543,6 +625,115 @@ class StartupLog(unittest.TestCase):
         log = NEW_LOG.replace("56.21 GiB", "-0.03 GiB").replace("15.0 GiB", "71.24 GiB")
         text = screen("llama-3.1-8b --startup-log " + self.written(log))
         self.assertIn("Available KV cache memory: none (0.03 GiB short)", text)
+
+    def test_a_log_says_its_own_batch_limits_and_precisions(self):
+        line = f"qwen3-8b --startup-log {self.written(ARGS_LOG)}"
+        engine = answer_json(line)["engine"]
+        self.assertEqual((engine["max_num_seqs"], engine["max_num_batched_tokens"]), (64, 2048))
+        self.assertEqual((engine["max_model_len"], engine["util"]), (16384, 0.85))
+        self.assertAlmostEqual(engine["kv_cache_tokens"] / 815536, 1, delta=1e-3)
+        text = screen(line)
+        self.assertIn("read from it: --weights fp8, --kv fp8, max_num_seqs 64, "
+                      "max_num_batched_tokens 2048", text)
+        self.assertNotIn("WARNING", text)
+        self.assertNotIn("with its own defaults", text)
+        engine = answer_json(line + " --max-num-seqs 128")["engine"]  # a flag goes before it
+        self.assertEqual(engine["max_num_seqs"], 128)
+
+    def test_a_log_that_contradicts_the_flags_is_said_to(self):
+        name = self.written(ARGS_LOG)
+        text = screen("qwen3-8b --gpu l4 --util 0.99 --weights bf16 --kv bf16 --startup-log "
+                      + self.written(ARGS_LOG.replace("56.0 GiB", "3.0 GiB")))
+        self.assertIn("WARNING: the log's weights are fp8, the deployment's bf16", text)
+        self.assertIn("WARNING: the log's KV cache is fp8, the deployment's bf16", text)
+        text = screen(f"qwen3-8b --weights bf16 --startup-log {name}")
+        self.assertIn("= weights 15.27 + reserve (logged)", text)
+        text = screen(f"qwen3-8b --engine sglang --engine-version 0.5 --startup-log {name}")
+        self.assertIn("WARNING: the log is vllm's: --engine sglang is not used", text)
+        self.assertIn("ENGINE vllm 0.10.2:", text)
+        text = screen("llama-3.1-8b --gpu h200 --startup-log " + self.written(NEW_LOG))
+        self.assertIn("WARNING: the log's GPU has 79.25 GiB, h200 139.80", text)
+        plain = ARGS_LOG.replace("quantization=fp8", "quantization=None").replace(
+            "'quantization': 'fp8', ", "").replace("8.8 GiB", "15.3 GiB").replace(
+                "56.0", "48.0")
+        self.assertIn("WARNING: the log's weights are bf16, the deployment's fp8",
+                      screen("qwen3-8b --weights fp8 --startup-log " + self.written(plain)))
+
+    def test_a_log_of_another_model_is_refused(self):
+        self.assertIn("is of Qwen/Qwen3-8B, the deployment of llama-3.1-8b",
+                      self.refused("llama-3.1-8b", ARGS_LOG))
+        self.refused("mistral-7b-v0.3", ARGS_LOG.replace("Qwen/Qwen3-8B", "x/Llama-3.1-8B-FP8"))
+        tuned = ARGS_LOG.replace("Qwen/Qwen3-8B", "/models/my-tune")
+        self.assertIn("engine", answer_json("llama-3.1-8b --startup-log " + self.written(tuned)))
+
+    def test_the_usage_line_gives_weights_and_kv_too(self):
+        for log in (USAGE, USAGE.replace("26.74 GiB", f"{26.74 * GIB:.0f} bytes")):
+            found = capacity.parse_startup_log(log)
+            for key, gib in (("weights", 37.99), ("activation", 4.71), ("other", 1.84),
+                             ("available_kv", 26.74), ("total", 79.2)):
+                self.assertAlmostEqual(found[f"{key}_bytes"] / GIB, gib)
+        found = capacity.parse_startup_log(NEW_LOG)
+        self.assertAlmostEqual(found["consumed_bytes"] / GIB, 15.26)
+        self.assertIn("weights and not torch's: logged 15.26 GiB, predicted",
+                      screen("llama-3.1-8b --startup-log " + self.written(NEW_LOG)))
+
+    def test_the_last_start_of_a_file_counts(self):
+        first = ARGS_LOG.replace("56.0", "3.0").replace("'max_num_seqs': 64", "'seed': 1")
+        for log in (first + ARGS_LOG, V1_LOG + ARGS_LOG, first + ARGS_LOG + ARGS_LOG[:300]):
+            found = capacity.parse_startup_log(log)
+            self.assertAlmostEqual(found["available_kv_bytes"] / GIB, 56)
+            self.assertEqual((found["max_num_seqs"], found["starts"]), (64, 2))
+        ranks = "".join(f"(EngineCore_DP{i}) Initializing a V1 LLM engine (v0.11.0) with config: "
+                        f"model='a'\nAvailable KV cache memory: {i + 1} GiB\n" for i in range(3))
+        self.assertEqual(capacity.parse_startup_log(ranks)["available_kv_bytes"], GIB)
+
+    def test_a_development_build_has_no_version(self):
+        log = ARGS_LOG.replace("0.10.2", "0.1.dev8168+g475c1a0")
+        self.assertEqual(capacity.parse_startup_log(log)["version"], ())
+        self.assertIn("ENGINE vllm (version not given)",
+                      screen("qwen3-8b --startup-log " + self.written(log)))
+
+    def test_colours_and_other_encodings_are_read(self):
+        colours = ARGS_LOG.replace("56.0 GiB", "\x1b[1m56.0\x1b[0m GiB").replace(
+            "8.8 GiB", "[1;36m8.8[0m GiB")
+        for log in (colours, ARGS_LOG.encode("utf-16"), ARGS_LOG.encode("utf-16-le"),
+                    ARGS_LOG.encode("utf-8-sig")):
+            with self.subTest(log[:4]):
+                found = capacity.read_startup_log(self.written(log))
+                self.assertAlmostEqual(found["available_kv_bytes"] / GIB, 56)
+                self.assertAlmostEqual(found["weights_bytes"] / GIB, 8.8)
+
+    def test_sglang_counts_the_ranks_of_dp_attention_in_its_tp(self):
+        log = SGLANG_LOG.replace("tp_size=1", "moe_dense_tp_size=1, tp_size=8, dp_size=8, "
+                                 "enable_dp_attention=True")
+        self.assertEqual(capacity.parse_startup_log(log)["tp"], 1)
+
+    def test_figures_that_no_engine_logs_are_refused(self):
+        room = "Available KV cache memory: 5.0 GiB"
+        for log in (f"Available KV cache memory: {'9' * 400} GiB",
+                    f"GPU KV cache size: {'9' * 30} tokens",
+                    "GPU KV cache size: 999999999999 tokens",
+                    f"total_gpu_memory (0.0GiB) x gpu_memory_utilization (0.90)\n{room}",
+                    f"total_gpu_memory (79.0GiB) x gpu_memory_utilization (5.0)\n{room}",
+                    f"total_gpu_memory (-79.0GiB) x gpu_memory_utilization (0.9)\n{room}",
+                    "Available KV cache memory: 500 GiB", "Model loading took -5 GiB",
+                    f"tensor_parallel_size=0, x\n{room}"):
+            with self.subTest(log[:60]):
+                self.assertLess(len(self.refused("llama-3.1-8b", log)), 250)
+
+    def test_a_reserve_too_large_to_be_one_is_doubted(self):
+        log = "Model loading took 15.0 GiB\nAvailable KV cache memory: 3.0 GiB"
+        text = screen("llama-3.1-8b --startup-log " + self.written(log))
+        self.assertIn("WARNING: a reserve of 53.27 GiB is more than engines take", text)
+        text = screen("llama-3.1-8b --startup-log " + self.written(
+            "Available KV cache memory: 0.0 GiB"))
+        self.assertIn("none (0.00 GiB short)", text)
+        self.assertIn("KV memory: logged none, predicted 51.35 GiB ", text)
+
+    def test_a_reserve_under_nothing_is_not_proposed(self):
+        text = screen("llama-3.1-8b --startup-log " + self.written(
+            SGLANG_LOG.replace("27.13 GB", "27.20 GB")))
+        self.assertIn("(--reserve-gib 0.00)", text)
 
     def test_a_log_of_another_tp_is_refused(self):
         name = self.written(V1_LOG)
