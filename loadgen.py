@@ -596,14 +596,12 @@ def parse_args(argv: Sequence[str]) -> Any:
                 continue
             options: Dict[str, Any] = {"default": flag.default, "nargs": flag.nargs}
             if flag.nargs == "append":
-                options = {"action": "append", "default": [], "nargs": "+" if pasted else 1}
+                options = {"action": "extend", "default": [], "nargs": "+" if pasted else 1}
             elif flag.nargs == "?":
                 options["const"] = DEFAULT_PROFILE
             group.add_argument(*names, type=named(names[0], flag.kind), metavar=flag.metavar,
                                help=shown, **options)
     args = parser.parse_args(without_meaning(argv[3:] if pasted else argv))
-    args.header, args.metadata = ([pair for pairs in given for pair in pairs]
-                                  for given in (args.header, args.metadata))
     settle(args, pasted)
     return args
 
@@ -3115,7 +3113,6 @@ class Driver:
         self.in_flight = 0
         self.done = self.failed = self.measured_open = 0
         self.reply: Callable[[], Reply] = Reply
-        self.start_ns = 0
         self.stopped_ns: Optional[int] = None
         self.no_room = "client_limit", ""  # class and reason when no connection can be opened
         self.view = memoryview(bytearray(READ_BYTES))
@@ -3656,10 +3653,11 @@ class Outcome(NamedTuple):
 class Journal:
     """requests.jsonl, a line the moment a request ends; several processes may append."""
 
-    def __init__(self, path: Optional[str]) -> None:
+    def __init__(self, folder: Optional[str]) -> None:
         """None: nothing is kept on disk."""
         self.fd, self.failed = None, ""
-        if path:
+        if folder:
+            path = os.path.join(folder, "requests.jsonl")
             try:
                 self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
             except OSError as error:
@@ -8807,7 +8805,7 @@ def merge(args: Any) -> Dict[str, Any]:
                        "missing": [shard for shard in range(of) if shard not in parts]},
             "runs": []}
         folder = open_folder(args.out)
-        journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
+        journal = Journal(folder)
         unsaved = save(folder, "plan.json", {**plan, "shard": None})
         for run in range(max(len(one["runs"]) for one in summaries)):
             outcome, found = joined_summary(parts, of, run, slo)
@@ -9499,7 +9497,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         target = target._replace(model=model or "default")
     work = work_of(args)
     folder = open_folder(args.out)
-    journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
+    journal = Journal(folder)
     running = Running(target, wiring, args.workers, journal, interrupt(),
                       int.from_bytes(os.urandom(4), "little") | 1, not args.no_unique_prompts,
                       Engine(profile_from(simulated["step_time"])) if simulated else None,
