@@ -1766,15 +1766,6 @@ def standard_quant(name: str, model: Model) -> Quant:
 # ---- 3e. A row to a model ----------------------------------------------------------------------
 
 
-def build_preset(row: Row) -> Model:
-    """The model of a row of presets.json; UserError where the row is broken."""
-    try:
-        return build_model(row)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"presets.json: the row {_shown(row.get('name'))} is not a model's "
-                        f"({type(error).__name__} {error}); mend it") from None
-
-
 def build_model(row: Row) -> Model:
     """The model that a row of presets.json, or of normalise(), describes.
 
@@ -1855,20 +1846,21 @@ def read_checkpoint(path: str) -> Checkpoint:
     if not os.path.isfile(config_path):
         raise UserError(f"{config_path}: no such file; give a config.json or the folder that"
                         " holds it")
-    config = parse_json(_read_file(config_path), config_path)
+    config = read_json(config_path)
     quant_path = os.path.join(folder, "hf_quant_config.json")
-    quant = parse_json(_read_file(quant_path), quant_path) if os.path.isfile(quant_path) else None
+    quant = read_json(quant_path) if os.path.isfile(quant_path) else None
     size, source = _weights_on_disk(folder)
     return config, quant, size, source
 
 
-def _read_file(path: str) -> bytes:
+def read_json(path: str) -> Dict[str, Any]:
+    """The JSON object in a file; UserError where it cannot be read, is too large or none."""
     try:
         if os.path.getsize(path) > JSON_BYTES_MAX:
             raise UserError(f"{path} is over {JSON_BYTES_MAX // 1_000_000} MB; that is no "
                             f"{os.path.basename(path)}")
         with open(path, "rb") as file:
-            return file.read(JSON_BYTES_MAX)
+            return parse_json(file.read(JSON_BYTES_MAX), path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 
@@ -1877,7 +1869,7 @@ def _weights_on_disk(folder: str) -> Tuple[Optional[int], str]:
     """Weight bytes of a folder, from the index or from the headers of its safetensors files."""
     index = os.path.join(folder, "model.safetensors.index.json")
     if os.path.isfile(index):
-        size = total_size(parse_json(_read_file(index), index))
+        size = total_size(read_json(index))
         if size:
             return size, "model.safetensors.index.json"
     try:
@@ -3024,23 +3016,6 @@ LEAST_CTX = 1024  # tokens: a cut of the context below serves nobody
 CURE_GPUS = 64  # most of one replica that a cure asks for
 
 
-def cure_of(refusal: Refusal, d: Deployment, found: EngineAnswer, logged: Logged) -> str:
-    """The first flags after which this refusal is gone and no other has come.
-
-    So cures that are taken in turn end. NO_CURE where none is found.
-    """
-    before = {r.kind for r in found.refusals}
-    for way in WAYS[refusal.kind](d, found):
-        same = (way.d.tp, way.d.pp, way.d.ep, way.d.weights) == (d.tp, d.pp, d.ep, d.weights)
-        after = reckon(way.d, engine_settings(way.d, way.asked),
-                       logged if same else logged._replace(weights_bytes=None))
-        if {r.kind for r in after.refusals} <= before - {refusal.kind}:
-            return way.flags
-    first = next(iter(WAYS[refusal.kind](d, found)), None)
-    single = refusal.kind in ("length", "batch", "states") and first is not None
-    return first.flags if first and single else NO_CURE
-
-
 def _asking(d: Deployment, s: Settings, key: str, value: float) -> Way:
     """One setting changed: util, ctx or seqs."""
     flag, asked = CURE_FLAGS[s.engine][key], s.asked
@@ -3378,11 +3353,26 @@ class Logged(NamedTuple):
 
 
 def engine_answer(d: Deployment, s: Settings, logged: Optional[Logged] = None) -> EngineAnswer:
-    """What the engine will log; with the reserve and weights of a log, where there is one."""
+    """What the engine will log; with the reserve and weights of a log, where there is one.
+
+    A refusal's cure is the first flags after which it is gone and no other has come, so cures that
+    are taken in turn end; NO_CURE where none is found.
+    """
     logged = logged or Logged()
     found = reckon(d, s, logged)
-    return found._replace(refusals=[r._replace(cure=cure_of(r, d, found, logged))
-                                    for r in found.refusals])
+    before = {r.kind for r in found.refusals}
+
+    def cure(kind: str) -> str:
+        for way in WAYS[kind](d, found):
+            same = (way.d.tp, way.d.pp, way.d.ep, way.d.weights) == (d.tp, d.pp, d.ep, d.weights)
+            after = reckon(way.d, engine_settings(way.d, way.asked),
+                           logged if same else logged._replace(weights_bytes=None))
+            if {r.kind for r in after.refusals} <= before - {kind}:
+                return way.flags
+        first = next(iter(WAYS[kind](d, found)), None)
+        return first.flags if first and kind in ("length", "batch", "states") else NO_CURE
+
+    return found._replace(refusals=[r._replace(cure=cure(r.kind)) for r in found.refusals])
 
 
 def reckon(d: Deployment, s: Settings, logged: Logged) -> EngineAnswer:
@@ -3915,11 +3905,6 @@ class Load(NamedTuple):
         return {name: slo_s for name, slo_s in every.items() if slo_s < math.inf}
 
     @property
-    def slots(self) -> int:
-        """Most that may run at once."""
-        return self.given_seqs or SEQS_MOST
-
-    @property
     def context_tokens(self) -> float:
         """Mean tokens of a finished request, the shared prefix counted."""
         return self.input_len.mean + self.output_len.mean
@@ -3949,7 +3934,7 @@ class Replica:
         """Hold the deployment, the load and the constants."""
         from statistics import fmean, pstdev
         self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
-        self.output = load.output_len.mean
+        self.output, self.slots = load.output_len.mean, load.given_seqs or SEQS_MOST
         self.prefill_s = self._prefill(load.input_len.mean)
         self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
         fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
@@ -3991,15 +3976,10 @@ class Replica:
         p99 = max(mean, mean / busy * math.log(100 * busy) if busy > 0.01 else 0.0)
         return mean, math.hypot(p99 - mean, self.p99_prefill_s - self.prefill_s)
 
-    def prefill_only(self, shipped_s: float) -> float:
-        """Requests a second that the GPUs bear as a prefill pool, the KV then shipped [req/s]."""
-        return halved(0.0, 1 / self.prefill_s, 20, lambda rate: sum(self.wait(
-            rate, self.prefill_s)) + self.prefill_s + shipped_s <= self.load.slo_ttft_s)[0]
-
     def broken(self, batch: float, margin: float) -> str:
         """The limit that so many in flight break, or '': kv, max_num_seqs, tpot, e2e, ttft."""
         load, steady = self.load, self.at(batch)
-        limits = (("kv", batch, self.kv_seqs), ("max_num_seqs", batch, load.slots),
+        limits = (("kv", batch, self.kv_seqs), ("max_num_seqs", batch, self.slots),
                   ("tpot", steady.tpot_s, load.slo_tpot_s * margin),
                   ("e2e", steady.e2e_s, load.slo_e2e_s * margin),
                   ("ttft", steady.ttft_p99_s, load.slo_ttft_s))
@@ -4007,7 +3987,7 @@ class Replica:
 
     def sustained(self, margin: float = TPOT_MARGIN) -> Tuple[Optional[Steady], str]:
         """The most that keeps every limit, and the limit that one more in flight would break."""
-        low, high = halved(0.0, min(self.kv_seqs, self.load.slots) + 1.0, 14,
+        low, high = halved(0.0, min(self.kv_seqs, self.slots) + 1.0, 14,
                            lambda batch: not self.broken(batch, margin))
         return (self.at(low) if low else None), self.broken(high, margin)
 
@@ -4280,30 +4260,26 @@ def say_model(case: Case, answer: Answer) -> None:
 
 def notes_on(d: Deployment) -> List[str]:
     """What a reader should know before trusting the figures."""
-    notes = list(d.model.notes)
-    if d.model.estimated:
-        notes.append(f"ESTIMATE: {d.model.arch or 'this architecture'} is not fully known here")
-    if d.weights.compute != d.compute:
-        notes.append(f"{d.gpu.name} has no {d.weights.compute.upper()} units: weights are expanded "
-                     f"to {d.compute.upper()}, memory saved, no FLOP gained")
-    if d.weights.bytes < 1 and d.weight_bytes == d.weights.bytes * d.model.params:
-        notes.append("nominal width: scales and what is left unquantised come on top; every figure "
-                     "here is that much too good")
-    if d.model.kv_native and d.kv.bytes != KV[d.model.kv_native].bytes:
-        notes.append(f"the checkpoint asks for {d.model.kv_native.upper()} KV; counted as "
-                     f"{figure(d.kv.bytes)} B unless --kv says so")
-    if d.model.max_len and d.ctx_tokens > d.model.max_len:
-        notes.append(f"ctx {count(d.ctx_tokens)} is past the model's own "
-                     f"{count(d.model.max_len)} tokens")
-    far = d.far_link
-    if d.replica_gpus > max(d.gpu.domain, SERVER_GPUS) and not d.link and far:
-        notes.append(f"{d.replica_gpus} GPUs are more than one server's: {far.name} "
-                     f"({scaled(far.bytes_s, 'B/s')}) assumed between, --link to change")
-    if d.replicas > 1 and d.asked:
-        notes.append(f"--concurrency is for all {d.replicas} replicas: {d.asked} in each")
-    if d.gpu.note:
-        notes.append(f"{d.gpu.name}: {d.gpu.note}")
-    return notes
+    m, far = d.model, d.far_link
+    crossing = d.replica_gpus > max(d.gpu.domain, SERVER_GPUS) and not d.link
+    notes = (
+        (m.estimated, f"ESTIMATE: {m.arch or 'this architecture'} is not fully known here"),
+        (d.weights.compute != d.compute, f"{d.gpu.name} has no {d.weights.compute.upper()} units: "
+         f"weights are expanded to {d.compute.upper()}, memory saved, no FLOP gained"),
+        (d.weights.bytes < 1 and d.weight_bytes == d.weights.bytes * m.params, "nominal width: "
+         "scales and what is left unquantised come on top; every figure here is that much too "
+         "good"),
+        (m.kv_native and d.kv.bytes != KV[m.kv_native].bytes, f"the checkpoint asks for "
+         f"{m.kv_native.upper()} KV; counted as {figure(d.kv.bytes)} B unless --kv says so"),
+        (0 < m.max_len < d.ctx_tokens, f"ctx {count(d.ctx_tokens)} is past the model's own "
+         f"{count(m.max_len)} tokens"),
+        (crossing and far, f"{d.replica_gpus} GPUs are more than one server's: "
+         + (f"{far.name} ({scaled(far.bytes_s, 'B/s')})" if far else "")
+         + " assumed between, --link to change"),
+        (d.replicas > 1 and d.asked, f"--concurrency is for all {d.replicas} replicas: {d.asked} "
+         "in each"),
+        (d.gpu.note, f"{d.gpu.name}: {d.gpu.note}"))
+    return [*m.notes, *(note for holds, note in notes if holds)]
 
 
 def say_memory(case: Case, answer: Answer) -> None:
@@ -5576,13 +5552,14 @@ def margins_text(case: Case, plan: Plan, rate_rps: float, answer: Answer) -> str
 def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
     """Whether prefill and decode on GPUs of their own would take fewer of them."""
     replica, link = Replica(case.d, plan.load, case.cal), case.args.kv_link or case.d.far_link
-    sent = shipped_bytes(case.d, plan.load.input_len.mean)
-    seconds = sent / link.bytes_s if link else None
-    borne = [replica.prefill_only(seconds or 0.0)]
+    seconds = shipped_bytes(case.d, plan.load.input_len.mean) / link.bytes_s if link else None
+    prefill_s = replica.prefill_s
+    prefill_rps, _ = halved(0.0, 1 / prefill_s, 20, lambda rate: sum(replica.wait(
+        rate, prefill_s)) + prefill_s + (seconds or 0.0) <= plan.load.slo_ttft_s)
     replica.prefill_s = replica.p99_prefill_s = 0.0
     decode, _ = replica.sustained()
-    borne.append(decode.rate_rps if decode else 0.0)
-    pools = [replicas_for(plan.rate_rps, each) if each else None for each in borne]
+    pools = [replicas_for(plan.rate_rps, each) if each else None
+             for each in (prefill_rps, decode.rate_rps if decode else 0.0)]
     pays = answer.add("plan.disaggregation.pays",
                       bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.inputs("plan.disaggregation.", prefill_replicas=pools[0], decode_replicas=pools[1])
@@ -5815,7 +5792,7 @@ def flag_text(name: str, value: Any) -> Any:
     if isinstance(value, Link):
         return value.name
     if isinstance(value, tuple):  # a version
-        return ".".join(map(str, value))
+        return dotted(value)
     return portable(value) if name in ("config", "spec-model") else value
 
 
@@ -5927,12 +5904,12 @@ def read_run(folder: str) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
     if not os.path.isfile(path):
         raise UserError(f"--measured {folder}: no summary.json there; give a folder that "
                         "loadgen.py --out wrote")
-    summary = parse_json(_read_file(path), path)
+    summary = read_json(path)
     runs = summary.get("runs")
     if not isinstance(runs, list) or not runs or not all(isinstance(r, dict) for r in runs):
         raise UserError(f"{path} holds no runs; was loadgen.py stopped before the first ended?")
     deploy = os.path.join(folder, "deploy.json")
-    return summary, (parse_json(_read_file(deploy), deploy) if os.path.isfile(deploy) else None)
+    return summary, (read_json(deploy) if os.path.isfile(deploy) else None)
 
 
 def deployed_argv(folder: str) -> List[str]:
@@ -6747,7 +6724,15 @@ def why_not_half(at: Stand) -> Answered:
     if not shown:
         none = f"nothing that was tried makes it cheaper ({len(ones)} single changes, and pairs)"
         return question, none, none
-    texts = [f"{way_text(way)} {share:.2f}x{change_price(case, way)}" for share, way in shown]
+    texts = []
+    for share, way in shown:  # with what it costs beside money: words, the TPOT it ends at
+        (d, load), words = changed(case, *way), [change.price for change in way if change.price]
+        plan = load and plan_of(d, load, calibration_of(d, case.args.engine or "vllm",
+                                                        case.tables), "")
+        if plan and plan.steady:
+            words.append(f"TPOT {scaled(plan.steady.tpot_s, 's')}")
+        texts.append(f"{way_text(way)} {share:.2f}x"
+                     + (f" ({'; '.join(dict.fromkeys(words))})" if words else ""))
     share, way = min(shown, key=lambda row: row[0])
     said = f"{way_text(way)} would bring it to {share:.0%}"
     told = (said if halves else f"no single step does, but {said}" if share <= 0.5 else
@@ -6769,17 +6754,6 @@ def billed(case: Case, ways: Sequence[Tuple[Change, ...]], base: Optional[float]
 def way_text(way: Sequence[Change]) -> str:
     """Some changes by name."""
     return " with ".join(change.label for change in way)
-
-
-def change_price(case: Case, way: Sequence[Change]) -> str:
-    """What some changes cost beside money: the TPOT they end at, and words."""
-    d, load = changed(case, *way)
-    words = [c.price for c in way if c.price]
-    if load:
-        plan = plan_of(d, load, calibration_of(d, case.args.engine or "vllm", case.tables), "")
-        if plan.steady:
-            words.append(f"TPOT {scaled(plan.steady.tpot_s, 's')}")
-    return f" ({'; '.join(dict.fromkeys(words))})" if words else ""
 
 
 DEFENCES = (why_tpot, why_not_more, why_precision, why_speculation, why_replicas, why_not_half)
@@ -7166,42 +7140,39 @@ def native_of(d: Deployment) -> str:
 def launch_notes(launch: Launch) -> List[str]:
     """What a launch command cannot say, or leaves to be filled in."""
     d, engine, args, method = launch.d, launch.engine, launch.args, launch.draft.method
-    wanted, stored, notes = d.weights.name, launch.stored, []
-    if launch.online_quantised:
-        if engine == "trtllm":
-            notes.append(f"TensorRT-LLM loads FP8, it does not make it: name an FP8 checkpoint in "
-                         f"place of {launch.model_id}")
-    elif wanted != stored and not {wanted, stored} <= set(SIXTEEN_BIT):
-        notes.append(f"weights {wanted}: {launch.model_id} is {stored}; name a checkpoint in "
-                     f"{wanted} in its place, its quantisation is then found by itself")
-    if d.kv.bytes < 2 and d.kv.name not in KV_NAMES[engine]:
-        notes.append(f"{engine} has no {d.kv.name} KV cache")
-    if engine == "vllm" and d.ep > 1 and d.ep != d.tp * d.pcp * d.dp:
-        notes.append(f"vLLM's EP is all of TP x DP, not {d.ep}: more experts apart, fewer slices")
-    if engine == "trtllm":
-        if d.attention_dp > 1 and d.tp > 1:
-            notes.append("TensorRT-LLM's attention DP takes every rank: attention TP is 1 there")
-        if d.replicas > 1:
-            notes.append(f"one of {d.replicas} replicas: start each, with a router before them")
+    wanted, stored = d.weights.name, launch.stored
+    trtllm, drawn = engine == "trtllm", {wanted, stored} <= set(SIXTEEN_BIT) or wanted == stored
     missing = [name for name, on in (
         ("dcp", d.dcp > 1), ("load_format", args.storage)) if on and not spelling(engine, name)]
     if method and not spec_values(engine, launch.draft, args.spec_model):
         missing.append(f"speculation by {method}")
-    if missing:
-        notes.append(f"{engine} has no flag for {', '.join(missing)}")
-    if method in DRAFTERS and not args.spec_model:
-        notes.append(f"{DRAFTER} stands for the {method} drafter: --spec-model")
-    if (args.lora_rank or 0) > LORA_RANKS[-1]:
-        notes.append(f"vLLM's adapters go up to rank {LORA_RANKS[-1]}")
-    if args.kv_link:
-        notes.append({"vllm": "the same for the prefill and the decode pool, a router before both",
-                      "sglang": "this is a decode server; a prefill server takes "
-                      "--disaggregation-mode prefill, a router joins them",
-                      "trtllm": "trtllm-serve disaggregated -c FILE joins the servers"}[engine])
-    if d.replica_gpus > SERVER_GPUS:
-        notes.append(f"{d.replica_gpus} GPUs are more than one server: each node runs this with "
-                     "its --nnodes, --node-rank and the first node's address")
-    return notes
+    notes = (
+        (launch.online_quantised and trtllm, "TensorRT-LLM loads FP8, it does not make it: name an "
+         f"FP8 checkpoint in place of {launch.model_id}"),
+        (not launch.online_quantised and not drawn, f"weights {wanted}: {launch.model_id} is "
+         f"{stored}; name a checkpoint in {wanted} in its place, its quantisation is then found by "
+         "itself"),
+        (d.kv.bytes < 2 and d.kv.name not in KV_NAMES[engine],
+         f"{engine} has no {d.kv.name} KV cache"),
+        (engine == "vllm" and d.ep > 1 and d.ep != d.tp * d.pcp * d.dp,
+         f"vLLM's EP is all of TP x DP, not {d.ep}: more experts apart, fewer slices"),
+        (trtllm and d.attention_dp > 1 and d.tp > 1,
+         "TensorRT-LLM's attention DP takes every rank: attention TP is 1 there"),
+        (trtllm and d.replicas > 1,
+         f"one of {d.replicas} replicas: start each, with a router before them"),
+        (missing, f"{engine} has no flag for {', '.join(missing)}"),
+        (method in DRAFTERS and not args.spec_model,
+         f"{DRAFTER} stands for the {method} drafter: --spec-model"),
+        ((args.lora_rank or 0) > LORA_RANKS[-1],
+         f"vLLM's adapters go up to rank {LORA_RANKS[-1]}"),
+        (args.kv_link, {
+            "vllm": "the same for the prefill and the decode pool, a router before both",
+            "sglang": "this is a decode server; a prefill server takes --disaggregation-mode "
+            "prefill, a router joins them",
+            "trtllm": "trtllm-serve disaggregated -c FILE joins the servers"}[engine]),
+        (d.replica_gpus > SERVER_GPUS, f"{d.replica_gpus} GPUs are more than one server: each node "
+         "runs this with its --nnodes, --node-rank and the first node's address"))
+    return [note for holds, note in notes if holds]
 
 
 def launch_command(launch: Launch, flags: Sequence[LaunchFlag]) -> List[str]:
@@ -8362,7 +8333,10 @@ def model_named(args: Any) -> bool:
 
 
 def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
-    """The model that the flags name: by hand, a preset, a path, or a Hugging Face id."""
+    """The model that the flags name: by hand, a preset, a path, or a Hugging Face id.
+
+    UserError where it is not found, or where a row of presets.json is broken.
+    """
     rows = tables.get("models", [])
     name = args.preset or args.config or args.model
     if sum(x is not None for x in (args.preset, args.config, args.model)) > 1:
@@ -8377,13 +8351,18 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
     if args.preset is None and (args.config or meant_as_path):
         return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
                                      *read_checkpoint(name))
-    by_id = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
-    if by_id is None and "/" in name:
-        by_id = next((r for r in rows if bare_name(name) in map(bare_name, (
+    row = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
+    if row is None and "/" in name:
+        row = next((r for r in rows if bare_name(name) in map(bare_name, (
             r["name"], str(r.get("id")), *r.get("aliases", ())))), None)
-    if by_id or "/" not in name or args.preset:
-        return build_preset(by_id or find_row("models", name, "model", rows))
-    return model_from_checkpoint(name, *fetch_checkpoint(name))
+    if not row and "/" in name and not args.preset:
+        return model_from_checkpoint(name, *fetch_checkpoint(name))
+    row = row or find_row("models", name, "model", rows)
+    try:
+        return build_model(row)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"presets.json: the row {_shown(row.get('name'))} is not a model's "
+                        f"({type(error).__name__} {error}); mend it") from None
 
 
 def bare_name(name: str) -> str:
