@@ -1056,17 +1056,8 @@ def layer_kinds(row: Row) -> List[Kind]:
     ]
 
 
-class Heads(NamedTuple):
-    """Attention shape of a layer."""
-
-    heads: int
-    kv_heads: int
-    d_k: int
-    d_v: int
-
-
-def heads_of(r: Row, kind: Kind) -> Heads:
-    """Query heads, KV heads and head sizes of an attention layer (row with defaults)."""
+def heads_of(r: Row, kind: Kind) -> Tuple[int, int, int, int]:
+    """Query heads, KV heads, d_k and d_v of an attention layer (row with defaults)."""
     heads = r["heads"]
     d_k = r["head_dim"] or r["hidden"] // heads
     d_v = r["v_head_dim"] or d_k
@@ -1075,7 +1066,7 @@ def heads_of(r: Row, kind: Kind) -> Heads:
         d_v = r["swa_v_head_dim"] or r["swa_head_dim"] or d_v
         d_k = r["swa_head_dim"] or d_k
         heads, kv_heads = r["swa_heads"] or heads, r["swa_kv_heads"] or kv_heads
-    return Heads(heads, kv_heads, d_k, d_v)
+    return heads, kv_heads, d_k, d_v
 
 
 def _matrix(name: str, d_in: int, d_out: int, split: str = "tp", bias: bool = False,
@@ -2502,12 +2493,8 @@ class Settings(NamedTuple):
     max_num_batched_tokens: int
     util: float  # share of memory, in the engine's own sense
     block_tokens: int
+    draft: Draft
     asked: Asked
-
-    @property
-    def draft(self) -> Draft:
-        """Speculative decoding."""
-        return self.asked.draft
 
     @property
     def in_flight_tokens(self) -> int:
@@ -2565,7 +2552,8 @@ def engine_settings(d: Deployment, asked: Asked) -> Settings:
         util = min(0.95, max(0.01, m.pool_bytes / free)) if free > 0 else 0.01
     block = 64 if d.model.latent and engine == "vllm" and not old else BLOCK_TOKENS[engine]
     return Settings(engine, version, longest, asked.max_num_seqs or seqs,
-                    asked.max_num_batched_tokens or tokens, util, block, asked)
+                    asked.max_num_batched_tokens or tokens, util, block, asked.draft,
+                    asked)
 
 
 def started_with(case: Case) -> Settings:
@@ -4361,15 +4349,15 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
         text += f" ({-memory.pool_bytes / GIB:.2f} GiB of it before any KV cache)"
     elif not memory.fits:
         text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
-    options = what_would_do(d, wanted) + larger_gpu(d, wanted, case.tables)
-    answer.add("memory.would_fit", options)
+    options = answer.add("memory.would_fit", what_would_do(d, wanted, case.tables))
     answer.say("SHORT", text)
     answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
                "weight together, or a smaller model")
 
 
-def what_would_do(d: Deployment, wanted: int) -> List[str]:
-    """The least TP, for each precision of weights and KV, that holds so many sequences."""
+def what_would_do(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
+    """The least TP, for each precision of weights and KV, that holds so many sequences; and the
+    smallest GPU of the same vendor that does as it is."""
     best: Dict[int, Tuple[int, str]] = {}  # a TP size's option with the fewest changes
     for weights in ("", "fp8", "int4"):
         for kv in ("", "fp8"):
@@ -4386,17 +4374,12 @@ def what_would_do(d: Deployment, wanted: int) -> List[str]:
                     option = len(flags), f"{' '.join(flags)} ({sequences_text(seqs)})"
                     best[tp] = min(best.get(tp, option), option)
                     break
-    return [text for _, (_, text) in sorted(best.items())[:4]]
-
-
-def larger_gpu(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
-    """The smallest GPU of the same vendor that holds so many sequences as it is."""
     gpus = [gpu_of(row, tables["links"]) for row in tables.get("gpus", ())]
     vendor = next((gpu.vendor for gpu in gpus if gpu.name == d.gpu.name), "nvidia")
-    seqs = {gpu.name: memory_of(d._replace(gpu=gpu)).max_seqs for gpu in gpus}
-    found = [(gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(seqs[gpu.name])})")
-             for gpu in gpus if gpu.vendor == vendor and seqs[gpu.name] >= wanted]
-    return [min(found)[1]] if found else []
+    held = {gpu.name: memory_of(d._replace(gpu=gpu)).max_seqs for gpu in gpus}
+    larger = sorted((gpu.memory_bytes, f"--gpu {gpu.name} ({sequences_text(held[gpu.name])})")
+                    for gpu in gpus if gpu.vendor == vendor and held[gpu.name] >= wanted)
+    return [text for _, (_, text) in sorted(best.items())[:4]] + [text for _, text in larger[:1]]
 
 
 def say_roofline(case: Case, answer: Answer) -> None:
@@ -4483,12 +4466,18 @@ def prefill_formula(d: Deployment, tokens: float) -> Tuple[str, Dict[str, float]
 def say_decode(case: Case, answer: Answer) -> None:
     """The decode table: batch 1, 2, 4 ... to the KV limit, each term and which one binds; and the
     steps behind one row of it, this deployment's own batch."""
-    d, limit, step = case.d, case.limit, case.step
+    d, limit, step, rows = case.d, case.limit, case.step, []
     if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    rows = answer.add("decode.table", [decode_row(d, batch, limit)
-                                       for batch in ladder(limit, d.asked or 0)])
+    for batch in ladder(limit, d.asked or 0):
+        at, typical = decode_step(d, batch), decode_step(d, batch, mbu=TYPICAL_MBU).step_s
+        terms = {"weights_s": at.weights_s, "kv_s": at.kv_s, "compute_s": at.compute_s}
+        rows.append({"batch": batch, "step_s": at.step_s, **terms, "tok_s_per_seq": 1 / at.step_s,
+                     "tok_s": batch / at.step_s, "bound_by": at.bound_by,
+                     "share": terms[f"{at.bound_by}_s"] / at.step_s, "fits": batch <= limit,
+                     "typical_step_s": typical, "typical_tok_s": batch / typical})
+    answer.add("decode.table", rows)
     seqs, all_seqs = microbatch(d, case.batch)
     key = "decode.at_batch."
     answer.add(key + "batch", case.batch, "sequences", source="--concurrency, at most the KV limit")
@@ -4523,17 +4512,6 @@ DECODED = (
     Column("tok_s", "tok/s", count), Column("bound_by", "binds", str),
     Column("share", "share", "{:.0%}".format), Column("typical_step_s", "| 70% MBU ms", in_ms),
     Column("typical_tok_s", "tok/s", count))
-
-
-def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
-    """One row of the decode table, SI units."""
-    step = decode_step(d, batch)
-    typical = decode_step(d, batch, mbu=TYPICAL_MBU).step_s
-    terms = {"weights_s": step.weights_s, "kv_s": step.kv_s, "compute_s": step.compute_s}
-    return {"batch": batch, "step_s": step.step_s, **terms, "tok_s_per_seq": 1 / step.step_s,
-            "tok_s": batch / step.step_s, "bound_by": step.bound_by,
-            "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
-            "typical_step_s": typical, "typical_tok_s": batch / typical}
 
 
 def say_comm(case: Case, answer: Answer) -> None:
@@ -4680,9 +4658,14 @@ def say_binds(case: Case, answer: Answer) -> None:
     else:
         share = max(step.weights_s, step.kv_s) / (step.weights_s + step.kv_s)
         what = "weights" if step.bound_by == "weights" else "KV history"
+        room = narrower_kv(d) + (["--util 0.95"] if d.util < 0.93 else [])
+        if not d.model.latent:
+            room += next_tp(d)
+        elif d.tp > 1 and d.model.experts:
+            room += [f"--dp {d.tp} --ep all instead of TP"]
         text = (f"HBM reads at batch {case.batch}, {share:.0%} {what}. Faster: "
                 f"{', '.join(speed_knobs(d, step.bound_by))}. More users: "
-                f"{', '.join(room_knobs(d))}.")
+                f"{', '.join([*room, 'replicas (--dp)'])}.")
     answer.lines.append(f"BINDS        {text}")
 
 
@@ -4701,21 +4684,16 @@ def compute_knobs(d: Deployment) -> List[str]:
 
 def speed_knobs(d: Deployment, bound_by: str) -> List[str]:
     """What shortens a step bound by reads, of what has not been done."""
-    if bound_by == "weights":
-        narrower = [f"--weights {n}" for n in ("fp8", "int4")
-                    if WEIGHTS[n].bytes * d.model.params < d.weight_bytes][:1]
-        return next_tp(d) + narrower + ["more bandwidth"]
-    narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
-    return [*narrower, "shorter contexts", *next_tp(d), "more bandwidth"]
+    if bound_by == "kv":
+        return [*narrower_kv(d), "shorter contexts", *next_tp(d), "more bandwidth"]
+    narrower = [f"--weights {n}" for n in ("fp8", "int4")
+                if WEIGHTS[n].bytes * d.model.params < d.weight_bytes]
+    return next_tp(d) + narrower[:1] + ["more bandwidth"]
 
 
-def room_knobs(d: Deployment) -> List[str]:
-    """What makes room for more sequences, of what has not been done."""
-    spread = [] if d.model.latent else next_tp(d)
-    if d.model.latent and d.tp > 1 and d.model.experts:
-        spread = [f"--dp {d.tp} --ep all instead of TP"]
-    narrower = ["--kv fp8"] if d.kv.bytes > 1 else []
-    return narrower + (["--util 0.95"] if d.util < 0.93 else []) + spread + ["replicas (--dp)"]
+def narrower_kv(d: Deployment) -> List[str]:
+    """A KV cache of fewer bytes as a knob, where it is not that already."""
+    return ["--kv fp8"] if d.kv.bytes > 1 else []
 
 
 EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
