@@ -5640,13 +5640,21 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
-    d, best = case.d, plan.sustained
+    d, best, load, one = case.d, plan.sustained, plan.load, plan.load.input_len
     users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
                        "requests", source=PLAN_SOURCE)
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
-    longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
-                         "tokens", source="every limit of the fixed point, prompts scaled, by "
-                         "bisection")
+
+    def held(times: float) -> bool:
+        prompts = Lengths(one.text, one.mean * times, lambda q: one.quantile(q) * times)
+        shared = min(load.shared_tokens, int(max(0.0, prompts.mean - 1)))
+        other = load._replace(input_len=prompts, shared_tokens=shared)
+        return not Replica(d, other, case.cal).broken(asked, TPOT_MARGIN)
+
+    low, _ = halved(0.0, (d.model.max_len or 2**20) / one.mean, 20, held)
+    longest = answer.add("plan.inverse.longest_context_tokens", int(
+        low * one.mean + load.output_len.mean) if low > 1e-4 else 0, "tokens",
+        source="every limit of the fixed point, prompts scaled, by bisection")
     lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
              f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
@@ -5655,21 +5663,6 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
         lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else 'fewest GPUs'}: {top}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
-
-
-def longest_context(case: Case, plan: Plan, batch: int) -> int:
-    """The longest mean request, prompts growing alone, at which so many in flight keep every limit
-    [tokens]; 0 where none does."""
-    load, one = plan.load, plan.load.input_len
-
-    def held(times: float) -> bool:
-        prompts = Lengths(one.text, one.mean * times, lambda q: one.quantile(q) * times)
-        shared = min(load.shared_tokens, int(max(0.0, prompts.mean - 1)))
-        other = load._replace(input_len=prompts, shared_tokens=shared)
-        return not Replica(case.d, other, case.cal).broken(batch, TPOT_MARGIN)
-
-    low, _ = halved(0.0, (case.d.model.max_len or 2**20) / one.mean, 20, held)
-    return int(low * one.mean + load.output_len.mean) if low > 1e-4 else 0
 
 
 def candidate_row(c: Candidate) -> Dict[str, Any]:
@@ -7199,8 +7192,7 @@ def launch_of(case: Case) -> Launch:
                f"{plan.in_flight_text} in flight a replica",
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
-        held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)
-                   * d.attention_dp)
+        held = int(case.average_seqs)
         slots = min(SEQS_MOST, held - held % 8 or held or 1)
         guess = "" if d.output_tokens else ", assumed: give --input-len and --output-len"
         why = {"max_num_seqs": f"the KV pool holds {count(held)} of the average "
