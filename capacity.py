@@ -3806,6 +3806,30 @@ def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
             / cal.prefill_link_share)
 
 
+def uncached_tokens(input_len: Lengths, shared: int) -> float:
+    """Mean tokens of a prompt past the shared prefix.
+
+    At least one of each prompt: loadgen and real clients send the whole prefix, so a prompt drawn
+    shorter becomes the prefix and one token.
+    """
+    short = (max(0.0, shared + 1 - length) for length in grid(input_len))
+    return input_len.mean - shared + math.fsum(short) / GRID
+
+
+def grid(lengths: Lengths) -> List[float]:
+    """The distribution as GRID lengths that are equally likely."""
+    return [lengths.quantile((i + 0.5) / GRID) for i in range(GRID)]
+
+
+GRID = 64
+
+
+def uncached_prefill_s(d: Deployment, tokens: float, shared: int, cal: Calibration) -> float:
+    """GPU time of so many tokens of a prompt that follow a shared prefix, itself cached [s]."""
+    cached = expected_prefill_s(d, shared, cal) if shared else 0.0
+    return expected_prefill_s(d, shared + tokens, cal) - cached
+
+
 def running_batch(d: Deployment, asked: int) -> int:
     """Of so many in flight, those that the KV pool of a replica holds at their mean length.
 
@@ -3908,22 +3932,17 @@ class Replica:
 
     def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
         """Hold the deployment, the load and the constants."""
-        from statistics import fmean, pstdev
+        from statistics import pstdev
         self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
         self.output = load.output_len.mean
-        self.prefill_s = self._prefill(load.input_len.mean)
-        self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
-        fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
-                 for i in range(64)]
-        self.fresh_cv = pstdev(fresh) / fmean(fresh)  # of the service time, which M/G/1 wants
+        shared, long = load.shared_tokens, load.input_len.quantile(0.99)
+        self.fresh = uncached_tokens(load.input_len, shared)
+        self.prefill_s, self.p99_prefill_s = (uncached_prefill_s(
+            d, tokens, shared, cal) for tokens in (self.fresh, max(1.0, long - shared)))
+        fresh = [max(1.0, length - shared) for length in grid(load.input_len)]
+        self.fresh_cv = pstdev(fresh) / self.fresh  # of the service time, which M/G/1 wants
         each = sequence_bytes(d, load.context_tokens)
         self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
-
-    def _prefill(self, tokens: float) -> float:
-        """GPU time of a prompt less what its cached shared part saves [s]."""
-        shared = min(self.load.shared_tokens, max(0.0, tokens - 1))
-        cached = expected_prefill_s(self.d, shared, self.cal) if shared else 0.0
-        return expected_prefill_s(self.d, tokens, self.cal) - cached
 
     def at(self, batch: float) -> Steady:
         """The steady state with so many decoding: batch = rate * output * tpot, solved for rate.
@@ -3937,7 +3956,7 @@ class Replica:
         decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        steps = max(1.0, load.input_len.mean - load.shared_tokens) / load.chunk_tokens
+        steps = self.fresh / load.chunk_tokens
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
@@ -4010,7 +4029,7 @@ class Plan(NamedTuple):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    borne_rps: float  # what a replica sustains within its batch slots
+    borne_rps: float  # what a replica sustains with SEQS_MARGIN in its batch slots
 
     @property
     def spares(self) -> int:
@@ -4064,8 +4083,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
                rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
     slots = load.given_seqs or min(seqs, SEQS_MOST)
-    borne = (0.0 if not best else replica.at(slots).rate_rps if slots < best.batch
-             else best.rate_rps)
+    borne = replica.at(min(best.batch, slots / SEQS_MARGIN)).rate_rps if best else 0.0
     return Plan(engine, load, rate, best, binding, tpot, in_flight, memory.max_seqs * d.ctx_tokens,
                 replicas, replicas * d.replica_gpus, fleet, steady, longest, slots,
                 load.chunk_tokens, borne)
@@ -5286,8 +5304,12 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.inputs("plan.", input_len=load.input_len.text, output_len=load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
                source="--shared-prefix-len")
+    fresh = answer.add("plan.uncached_input_tokens", uncached_tokens(
+        load.input_len, load.shared_tokens), "tokens", source="mean past the shared prefix; a "
+        "shorter prompt is the prefix and one token")
     rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
-    shared = f", {count(load.shared_tokens)} of it shared" if load.shared_tokens else ""
+    shared = (f", {count(load.shared_tokens)} of it shared, {count(fresh)} past that on average"
+              if load.shared_tokens else "")
     answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
                f"{load.output_len.text}; {slo_text(load)}")
 
@@ -5454,9 +5476,12 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, load.rate_rps, answer))
+    answer.add("plan.rate_within_slots_rps", plan.borne_rps, "req/s", source=f"the same with "
+               f"{SEQS_MARGIN:g}x the mean in flight in max-num-seqs")
     if plan.borne_rps < rate:
-        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(plan.borne_rps)} req/s: "
-                     "enough for the plan, to be raised where a replica must carry more")
+        lines.append(f"its {plan.max_num_seqs} slots, {SEQS_MARGIN:g}x the mean in flight, are for "
+                     f"{figure(plan.borne_rps)} req/s: enough for the plan, to be raised where a "
+                     "replica must carry more")
     if plan.replicas > 1 and load.rate_rps:
         left = load.rate_rps / (plan.replicas - 1) / plan.borne_rps
         lines.append(f"with one replica down the others run at {left:.0%} of what they bear")

@@ -4,11 +4,13 @@ import json
 import math
 import os
 import sys
+import tempfile
 import unittest
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
+import loadgen
 from tests.test_capacity import ask, run, text
 
 WORKED = ("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --rate 20 "
@@ -124,6 +126,41 @@ class TheFixedPoint(unittest.TestCase):
         plan = ask(line)["plan"]
         self.assertEqual((plan["replicas"], plan["binding"]), (0, "tpot"))
         self.assertIn("not even one request", text(line))
+
+
+class AgainstTheSimulator(unittest.TestCase):
+    """The plan beside loadgen's engine, which takes the step times that --save writes."""
+
+    @staticmethod
+    def sent(n_in: str, shared: int, rate_rps: float, number: int) -> loadgen.Plan:
+        work = loadgen.Work(loadgen.parse_lengths(n_in), loadgen.parse_lengths("300"), shared, 1)
+        load = loadgen.Load(rate_rps, None, 1.0, number, None, None)
+        return loadgen.make_plan(load, work, 1, 1.0)
+
+    def test_a_prompt_shorter_than_the_shared_prefix_is_as_loadgen_sends_it(self) -> None:
+        for text_in, shared in (("lognormal:mean=2000,cv=0.5", 1500), ("uniform:100..4000", 1000),
+                                ("lognormal:mean=2000,cv=0.5", 0), ("2000", 1500)):
+            sent = [r.n_in - shared for r in self.sent(text_in, shared, 1.0, 20_000).requests]
+            planned = capacity.uncached_tokens(capacity.parse_lengths(text_in), shared)
+            self.assertAlmostEqual(planned / (sum(sent) / len(sent)), 1, delta=0.01, msg=text_in)
+
+    def attainment(self, profile: loadgen.Profile, rate_rps: float) -> float:
+        plan = self.sent("lognormal:mean=2000,cv=0.5", 1500, rate_rps, 3000)
+        records = loadgen.simulate_plan(plan, 3, profile).records
+        slo = loadgen.Slo(0.8, 0.05, None, 0.99)
+        return sum(slo.met(r) for r in records) / len(records)
+
+    def test_the_simulator_keeps_the_slo_at_a_tenth_less_than_the_plan_says_and_not_at_a_tenth_more(
+            self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "deploy.json")
+            plan = ask(f"{WORKED} --save {path}")["plan"]
+            profile = loadgen.profile_from(loadgen.read_json(path))
+        for slots, rate in ((profile.max_num_seqs, plan["rate_within_slots_rps"]),
+                            (1024, plan["rate_per_replica_rps"])):
+            engine = profile._replace(max_num_seqs=slots)
+            self.assertGreater(self.attainment(engine, 0.9 * rate), 0.985)
+            self.assertLess(self.attainment(engine, 1.1 * rate), 0.98)
 
 
 class TheSearch(unittest.TestCase):
