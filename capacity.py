@@ -2225,6 +2225,8 @@ class Deployment(NamedTuple):
     history_source: str
     prompt_tokens: float
     output_tokens: float  # 0 where not given
+    shared_tokens: int  # that every prompt begins with, cached
+    fresh_tokens: float  # of a prompt past these, on average
     asked: Optional[int]  # in flight in one replica, where asked
     adapter_bytes: float  # LoRA adapters resident, whole model
 
@@ -3830,6 +3832,11 @@ def uncached_prefill_s(d: Deployment, tokens: float, shared: int, cal: Calibrati
     return expected_prefill_s(d, shared + tokens, cal) - cached
 
 
+def prompt_prefill_s(d: Deployment, cal: Calibration) -> float:
+    """GPU time of the mean prompt, past its shared prefix [s]."""
+    return uncached_prefill_s(d, d.fresh_tokens, d.shared_tokens, cal)
+
+
 def running_batch(d: Deployment, asked: int) -> int:
     """Of so many in flight, those that the KV pool of a replica holds at their mean length.
 
@@ -3850,7 +3857,7 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
     held: rank_weights(d), where it is at hand.
     """
     held = held or rank_weights(d)
-    prefill, then = expected_prefill_s(d, d.prompt_tokens, cal), float(batch)
+    prefill, then = prompt_prefill_s(d, cal), float(batch)
     gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
     for _ in range(8):
         decoding, step = then, expected_terms(d, then, cal, held).step_s
@@ -4765,9 +4772,11 @@ def say_expected(case: Case, answer: Answer) -> None:
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
                        "loop", output=max(2.0, d.output_tokens or ENDLESS))
     if steady:
-        return  # the plan says it, with the prefix cached
+        return  # the plan says it
     what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
             else "prefill not counted without --output-len")
+    if d.shared_tokens:
+        what += f", {count(d.fresh_tokens)} of a prompt past the shared prefix to prefill"
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch < asked else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
@@ -4805,7 +4814,7 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
         answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
     answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
                "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
+               **dict(numbers, prefill_s=prompt_prefill_s(d, cal)))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
                "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
     answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
@@ -4996,14 +5005,16 @@ def say_cost(case: Case, answer: Answer) -> None:
                         f"{TYPICAL_MFU:.0%} MFU, attention included", per_hour=hourly, tok_s=rate)
     lines = [line, f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU"]
     if d.output_tokens and typical:
-        busy_s = d.prompt_tokens / rate + d.output_tokens / typical
+        busy_s = d.fresh_tokens / rate + d.output_tokens / typical
         both = answer.add("cost.per_request", hourly * busy_s / HOUR_S, "$",
                           "per_hour / 3600 * (input / prefill_tok_s + output / decode_tok_s)",
                           "prefill and decode take turns on the same GPUs, at the usual shares",
-                          per_hour=hourly, input=d.prompt_tokens, prefill_tok_s=rate,
+                          per_hour=hourly, input=d.fresh_tokens, prefill_tok_s=rate,
                           output=d.output_tokens, decode_tok_s=typical)
-        lines.append(f"a request of {count(d.prompt_tokens)} in, {count(d.output_tokens)} out: "
-                     f"${both:.5f}, or ${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
+        cached = f" ({count(d.fresh_tokens)} past the shared prefix)" if d.shared_tokens else ""
+        lines.append(f"a request of {count(d.prompt_tokens)} in{cached}, "
+                     f"{count(d.output_tokens)} out: ${both:.5f}, or "
+                     f"${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
                      "with the input in it")
     answer.say("COST", *lines)
     if args.serverless_price is not None:
@@ -5741,7 +5752,7 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
         "weights_s": nothing_read - fixed,
         "kv_s_per_token": (all_read - nothing_read) / (batch * d.history_tokens),
         "flop_s_per_token": (step(batch, False, True) - fixed) / batch,
-        "prefill_s_per_token": expected_prefill_s(d, d.prompt_tokens, cal) / d.prompt_tokens,
+        "prefill_s_per_token": prompt_prefill_s(d, cal) / d.fresh_tokens,
         "sequence_s": each, "overhead_s": one - each}
 
 
@@ -5928,8 +5939,8 @@ def run_shape(d: Deployment, run: Mapping[str, Any]) -> Deployment:
              or d.prompt_tokens)
     made = told_number(run, "output_tokens_mean") or d.output_tokens or 1.0
     fresh = max(1.0, given - (told_number(run, "cached_tokens_mean") or 0.0))
-    return d._replace(mbu=1.0, mfu=1.0, prompt_tokens=fresh, output_tokens=made,
-                      history_tokens=given + made / 2)
+    return d._replace(mbu=1.0, mfu=1.0, prompt_tokens=fresh, fresh_tokens=fresh, shared_tokens=0,
+                      output_tokens=made, history_tokens=given + made / 2)
 
 
 def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
@@ -8190,17 +8201,14 @@ def load_of(args: Any) -> Optional[Load]:
     if args.input_len is None or args.output_len is None:
         raise UserError(f"--{sorted(asked)[0].replace('_', '-')} plans a fleet, which needs "
                         "--input-len and --output-len too, or --workload")
-    shared = args.shared_prefix_len or 0
-    if shared >= args.input_len.mean:
-        raise UserError(f"--shared-prefix-len {shared} is not less than the mean --input-len "
-                        f"{count(args.input_len.mean)}: the prefix is part of every prompt")
     if args.mean_rate and args.mean_rate > args.rate:
         raise UserError(f"--mean-rate {args.mean_rate:g} is more than the peak --rate "
                         f"{args.rate:g}")
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    return Load(args.rate, args.mean_rate, args.input_len, args.output_len, shared, ttft, tpot,
-                e2e, args.max_num_seqs, args.max_num_batched_tokens)
+    return Load(args.rate, args.mean_rate, args.input_len, args.output_len,
+                args.shared_prefix_len or 0, ttft, tpot, e2e, args.max_num_seqs,
+                args.max_num_batched_tokens)
 
 
 def check_prices(args: Any, tables: Mapping[str, Any]) -> None:
@@ -8225,6 +8233,10 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
     history, history_source, prompt, output = lengths_of(args)
+    shared = args.shared_prefix_len or 0
+    if shared >= prompt:
+        raise UserError(f"--shared-prefix-len {shared} is not less than the mean --input-len "
+                        f"{count(prompt)}: the prefix is part of every prompt")
     world = args.tp * args.pcp * args.dp
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
                 if args.lora_rank else 0)
@@ -8235,7 +8247,8 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
         else expert_param_share(model), kv, compute_on(gpu, weights), args.ctx, history,
-        history_source, prompt, output, None, adapters)
+        history_source, prompt, output, shared,
+        uncached_tokens(args.input_len, shared) if shared else prompt, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 

@@ -477,7 +477,7 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "output, same grammar (default: 100)"),
         Flag("--random-range-ratio", range_ratio, "R", "make fixed lengths uniform, +-R of them"),
         Flag("--shared-prefix-len --random-prefix-len", natural, "TOKENS",
-             "of every prompt that are the same", 0),
+             "of every prompt that are the same (default: 0)"),
         Flag("--prefix-groups", whole, "N", "different shared prefixes", 1),
         Flag("--no-unique-prompts", None, "", "no nonce: prompts may repeat between runs"),
         Flag("--ignore-eos", None, "", "ask for the full output length (on by default)"),
@@ -705,11 +705,15 @@ def settle_load(args: Any, pasted: bool) -> None:
         if limit and getattr(args, f"slo_{name}_ms") is None:
             setattr(args, f"slo_{name}_ms", limit / MS)
     if not (args.trace or args.prompts or args.mix or args.workload):
+        shared = dig(args.deployed, "lengths", "shared_prefix")
+        if shared and args.input_len is args.shared_prefix_len is None:
+            args.shared_prefix_len = named("lengths.shared_prefix", natural)(str(shared))
         for name, key in (("input_len", "input"), ("output_len", "output")):
             text = dig(args.deployed, "lengths", key)
             if text and getattr(args, name) is None:
                 setattr(args, name, token_lengths(str(text)))
     settle_traffic(args)
+    args.shared_prefix_len = args.shared_prefix_len or 0
     if args.rate is None and not (args.sweep or args.find_goodput) and args.concurrency is None:
         refuse((not pasted, "no load; give --rate, --sweep, --find-goodput, --concurrency, "
                 "--trace or --mix"))

@@ -120,6 +120,15 @@ class Asked(unittest.TestCase):
         long = ask(LINE.replace("--input-len 1024", "--input-len 4096"))["expected"]
         self.assertGreater(long["tpot_s"], short["tpot_s"] * 1.1)
 
+    def test_a_shared_prefix_is_not_prefilled_again(self) -> None:
+        line = LINE.replace("--input-len 1024", "--input-len 4096")
+        whole, fresh = ask(line)["expected"], ask(line + " --shared-prefix-len 3072")["expected"]
+        short = ask(LINE)["expected"]
+        self.assertLess(fresh["tpot_s"], whole["tpot_s"])
+        self.assertLess(short["prefill_s"], fresh["prefill_s"])  # attends to the prefix
+        self.assertIn("1,024 of a prompt past the shared prefix",
+                      " ".join(text(line + " --shared-prefix-len 3072").split()))
+
     def test_what_was_not_measured_has_a_wider_band_and_says_so(self) -> None:
         def width(line: str) -> float:
             e = ask(line)["expected"]

@@ -70,6 +70,10 @@ class TheRunbook(unittest.TestCase):
         self.assertAlmostEqual(plan["cost_per_1m_output_at_mean_rate"],
                                plan["cost_per_1m_output"] * 20 / 8)
 
+    def test_the_expectation_beside_the_plan_counts_the_prefix_as_cached_too(self) -> None:
+        whole = ask(WORKED)
+        self.assertAlmostEqual(whole["expected"]["tpot_s"] / whole["plan"]["tpot_s"], 1, delta=0.05)
+
     def test_the_screen_has_nine_steps_and_five_lines_for_a_customer(self) -> None:
         out = text(WORKED)
         for label in ("1 COLLECT", "2 FIT", "3 TPOT FLOOR", "4 TTFT FLOOR", "5 CONFIGURE",
@@ -143,6 +147,16 @@ class AgainstTheSimulator(unittest.TestCase):
             sent = [r.n_in - shared for r in self.sent(text_in, shared, 1.0, 20_000).requests]
             planned = capacity.uncached_tokens(capacity.parse_lengths(text_in), shared)
             self.assertAlmostEqual(planned / (sum(sent) / len(sent)), 1, delta=0.01, msg=text_in)
+
+    def test_loadgen_takes_the_shared_prefix_with_the_lengths_of_the_deployment(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "deploy.json")
+            ask(f"{WORKED} --save {path}")
+            for more, shared in (("", 1500), (" --output-len 9", 1500), (" --input-len 200", 0),
+                                 (" --shared-prefix-len 0", 0), (" --shared-prefix-len 7", 7)):
+                for how in ("--simulate", "--mock", "--mock --deployment"):
+                    args = loadgen.parse_args(f"{how} {path} --rate 1{more}".split())
+                    self.assertEqual(args.shared_prefix_len, shared, how + more)
 
     def attainment(self, profile: loadgen.Profile, rate_rps: float) -> float:
         plan = self.sent("lognormal:mean=2000,cv=0.5", 1500, rate_rps, 3000)
