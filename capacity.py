@@ -6505,8 +6505,8 @@ def changed(case: Case, *changes: Change) -> Tuple[Deployment, Optional[Load]]:
 def bill(case: Case, *changes: Change) -> Optional[float]:
     """Price of 1M output tokens after some changes [$, GPU-hours where no price is known].
 
-    At the load, in whole replicas; without one, of a replica whose KV pool is full. None where it
-    does not work, or has no price.
+    At the load, in whole replicas; without one, of a replica with as many in flight as are asked
+    about, else with its KV pool full. None where it does not work, or has no price.
     """
     (d, load), args = changed(case, *changes), case.args
     price = price_of(args, d.gpu.name) if args.prices else 1.0
@@ -6515,7 +6515,7 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     engine = args.engine or "vllm"
     cal = calibration_of(d, engine, case.tables)
     if load is None:
-        batch = int(memory_of(d).max_seqs)
+        batch = min(int(memory_of(d).max_seqs), d.asked or sys.maxsize)
         return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
                       ) if batch else None
     plan = plan_of(d, load, cal, engine)
@@ -6582,32 +6582,35 @@ def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
 
 
 def why_precision(at: Stand) -> Answered:
-    """What 16 bit would take, or what FP8 would save."""
-    case, d, base = at.case, at.case.d, bill(at.case)
+    """What 16 bit would take, or what FP8 would save: each at its cheapest TP, for as many."""
+    d = at.case.d
+    case = at.case._replace(d=d._replace(asked=at.batch))
+    base = bill(case)
     bf16_bytes = 2.0 * d.model.params
 
-    def billed_with(change: Mapping[str, Any]) -> Optional[float]:
-        return bill(case, Change("", "", change, {}, ""))
+    def cheapest(stored: Mapping[str, Any]) -> Tuple[float, int]:
+        """The least price that any TP has with weights and KV stored so, and that TP."""
+        bills = ((bill(case, Change("", "", {**stored, "tp": n}, {}, "")), n)
+                 for n in tp_choices(d) or [d.tp])
+        return min(((cost, n) for cost, n in bills if cost), default=(0.0, d.tp))
 
     if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
-        fp8 = billed_with({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
+        fp8, at_tp = cheapest({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
         saves = "FP8 for weights and KV would " + (
-            f"cost {fp8 / base:.2f}x" if base and fp8 else "halve both")
+            f"cost {fp8 / base:.2f}x{f', at TP={at_tp}' * (at_tp != d.tp)}" if base and fp8 else
+            "halve both")
         return ("Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy "
                 f"question; {saves}; {EVAL}", f"the answers of the original model; {saves}, once "
                 "your test set shows the same answers")
-    wide = {**weights_stored(d, "bf16"), "kv": KV["bf16"]}
-    sizes = [n for n in tp_choices(d) if n >= d.tp] or [d.tp]
-    more = f"in 16 bit it does not do on this GPU, up to TP={sizes[-1]}"
-    told = "without it this kind of GPU would not do"
-    for n in sizes:
-        there, here = billed_with({**wide, "tp": n}), billed_with({"tp": n})
-        if there and here:
-            more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
-                    f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
-            told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
-                    f"without it each replica takes {n // d.tp} times the GPUs")
-            break
+    wide, at_tp = cheapest({**weights_stored(d, "bf16"), "kv": KV["bf16"]})
+    if wide and base:
+        more = (f"16 bit, at its cheapest on this GPU (TP={at_tp}), costs {wide / base:.2f}x as "
+                "much")
+        told = f"without it, {wide / base:.2g} times the price"
+    else:
+        more = ("as it is the load is not held, so there is no price to compare" if wide else
+                "in 16 bit it does not do on this GPU, at any TP")
+        told = "without it this kind of GPU would not do"
     parts: List[str] = []
     if d.weight_bytes < 0.99 * bf16_bytes:
         parts.append(f"{figure(d.weight_bytes / GIGA)} GB of weights to hold and to read instead "

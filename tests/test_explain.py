@@ -390,6 +390,16 @@ class Defend(unittest.TestCase):
                      "3.35 TB/s", "16.45 ms at 100%", "MBU"):
             self.assertIn(part, tpot["researcher"])
 
+    def test_16_bit_is_priced_at_its_own_cheapest_layout(self) -> None:
+        gpus = [ask(line)["plan"]["gpus"] for line in (
+            PLAN, PLAN.replace("-tp 2 --weights fp8 --kv fp8", "-tp 4 --weights bf16 --kv bf16"))]
+        told = ask(PLAN + " --defend")["defend"][2]
+        self.assertIn(f"(TP=4), costs {gpus[1] / gpus[0]:.2f}x as much", told["researcher"])
+        told = ask("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --concurrency 59 --defend")
+        ratio = re.search(r"TP=4\), costs ([\d.]+)x", told["defend"][2]["researcher"])
+        assert ratio, told["defend"][2]
+        self.assertAlmostEqual(float(ratio[1]), 2, delta=0.1)  # half the hardware, half the price
+
     def test_speculation_pays_at_batch_60_where_the_formulas_say_so(self) -> None:
         found = self.asked("llama-3.1-70b -tp 2 --weights fp8 --kv fp8")[3]
         self.assertEqual(found["question"], "Why speculative decoding?")
