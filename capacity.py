@@ -4023,7 +4023,7 @@ class Plan(NamedTuple):
 
     engine: str
     load: Load
-    rate_rps: float  # as asked, else what the replicas that the flags name bear
+    rate_rps: float  # as asked, else HEADROOM of what the replicas that the flags name sustain
     sustained: Optional[Steady]  # one replica, at most; None when one request is too much
     binding: str
     planned_tpot_s: float
@@ -4034,6 +4034,7 @@ class Plan(NamedTuple):
     fleet: int  # replicas that the flags name (--dp), else those needed
     steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
+    seated: float  # in flight in one replica of the fleet, that batch slots are for
     max_num_seqs: int
     max_num_batched_tokens: int
     borne_rps: float  # what a replica sustains with SEQS_MARGIN in its batch slots
@@ -4051,7 +4052,7 @@ class Plan(NamedTuple):
     @property
     def in_flight_text(self) -> str:
         """Requests in flight in one replica of the fleet."""
-        return count(self.in_flight / max(1, self.fleet))
+        return count(self.seated)
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4078,7 +4079,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
         binding = "weights"
     elif sequence_bytes(d, longest) > memory.pool_bytes:
         best, binding = None, "max_model_len"
-    rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
+    rate = load.rate_rps or (best.rate_rps if best else 0.0) * HEADROOM * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
                 else max(1, replicas_for(rate, best.rate_rps)))
     fleet = d.replicas if d.replicas > 1 else replicas
@@ -4087,12 +4088,12 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     if tpot == math.inf or (best and tpot > LOOSE * best.tpot_s):
         tpot = steady.tpot_s if steady else 0.0
     in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
-    seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
-               rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
-    slots = load.given_seqs or min(seqs, SEQS_MOST)
+    busiest = steady if load.rate_rps else best
+    seated = max(in_flight / max(1, fleet), busiest.batch if busiest else 0.0)
+    slots = load.given_seqs or min(max(8, rounded_up(seated * SEQS_MARGIN, 8)), SEQS_MOST)
     borne = replica.at(min(best.batch, slots / SEQS_MARGIN)).rate_rps if best else 0.0
     return Plan(engine, load, rate, best, binding, tpot, in_flight, memory.max_seqs * d.ctx_tokens,
-                replicas, replicas * d.replica_gpus, fleet, steady, longest, slots,
+                replicas, replicas * d.replica_gpus, fleet, steady, longest, seated, slots,
                 load.chunk_tokens, borne)
 
 
@@ -5318,7 +5319,8 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     fresh = answer.add("plan.uncached_input_tokens", uncached_tokens(
         load.input_len, load.shared_tokens), "tokens", source="mean past the shared prefix; a "
         "shorter prompt is the prefix and one token")
-    rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
+    rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else (
+        f"no rate: {HEADROOM:.0%} of what it sustains")
     shared = (f", {count(load.shared_tokens)} of it shared, {count(fresh)} past that on average"
               if load.shared_tokens else "")
     answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
@@ -5475,6 +5477,8 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
         answer.add("plan.replicas", plan.replicas)
     answer.add("plan.spares", plan.spares, source="N+1")
     answer.add("plan.gpus", plan.gpus, "GPUs")
+    answer.add("plan.planned_rate_rps", plan.rate_rps, "req/s", source="--rate, else "
+               f"{HEADROOM:.0%} of what the replicas that the flags name sustain")
     lines = [f"one replica sustains {figure(rate)} req/s ({figure(best.batch)} in flight, TPOT "
              f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, "
              f"{best.prefill_share:.0%} of it prefill); one more breaks "
@@ -5487,6 +5491,9 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, load.rate_rps, answer))
+    else:
+        lines.append(f"planned at {HEADROOM:.0%} of that: {figure(plan.rate_rps)} req/s on "
+                     f"{counted(plan.replicas, 'replica')} = {counted(plan.gpus, 'GPU')}")
     answer.add("plan.rate_within_slots_rps", plan.borne_rps, "req/s", source=f"the same with "
                f"{SEQS_MARGIN:g}x the mean in flight in max-num-seqs")
     if plan.borne_rps < rate:
@@ -5594,7 +5601,7 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
                f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
-               f"expected, {count(plan.in_flight)} planned for")
+               f"expected, {count(plan.in_flight)} given room")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
                f"band {figure(steady.tpot_s * cal.low / MS)} to "
                f"{scaled(steady.tpot_s * cal.high, 's')}) on average, TTFT p99 about "
@@ -5611,6 +5618,7 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The bill over the tokens, at the peak and at the mean rate; input and output apart."""
     load, price = plan.load, case.args.gpu_price
+    peak = "at peak" if load.rate_rps else "at the planned rate"
     hourly = answer.add("plan.cost_per_hour", price and price * plan.gpus, "$")
     if not price or not plan.steady or not plan.replicas:
         answer.inputs("plan.cost_per_1m_", output=None, input=None, output_apart=None)
@@ -5618,10 +5626,10 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
             return []
         hours = per_1m(plan.gpus, plan.rate_rps * load.output_len.mean)
         why = f"no price of {case.d.gpu.name}" if case.args.prices else "--gpu-price for money"
-        return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; {why}"]
+        return [f"{figure(hours)} GPU-hours per 1M output tokens {peak}; {why}"]
     share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
     lines = []
-    for name, when, at in (("", "at peak", plan.rate_rps),
+    for name, when, at in (("", peak, plan.rate_rps),
                            ("_at_mean_rate", "at the mean rate", load.mean_rate_rps)):
         if not at:
             answer.add(f"plan.cost_per_1m_output{name}", None)
@@ -5643,14 +5651,15 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
     d, best = case.d, plan.sustained
-    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
-                       "requests", source=PLAN_SOURCE)
+    users = answer.add("plan.inverse.max_in_flight", best and int(d.replicas * min(
+        best.rate_rps * best.e2e_s, plan.max_num_seqs)), "requests", source=f"{LITTLE}, at the "
+        "sustained rate; at most one in each batch slot")
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
     longest = answer.add("plan.inverse.longest_context_tokens", longest_context(case, plan, asked),
                          "tokens", source="every limit of the fixed point, prompts scaled, by "
                          "bisection")
-    lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
-             f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
+    lines = [f"at most {counted(users or 0, 'user')} in flight on "
+             f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
@@ -5677,12 +5686,11 @@ def longest_context(case: Case, plan: Plan, batch: int) -> int:
 def candidate_row(c: Candidate) -> Dict[str, Any]:
     """One line of the search's table."""
     d, plan = c.d, c.plan
-    rate = plan.load.rate_rps or plan.rate_per_replica_rps
     return {"gpu": d.gpu.name, "layout": layout_text(d), "weights": d.weights.name,
             "kv": d.kv.name, "replicas": plan.replicas, "gpus": plan.gpus,
             "rate_per_replica_rps": plan.rate_per_replica_rps, "per_hour": c.per_hour,
-            "cost_per_1m_output": c.per_hour and per_1m(c.per_hour, rate
-                                                        * plan.load.output_len.mean),
+            "cost_per_1m_output": c.per_hour and per_1m(
+                c.per_hour, plan.rate_rps * plan.load.output_len.mean),
             "tpot_s": plan.steady.tpot_s if plan.steady else None, "binding": plan.binding}
 
 
@@ -6521,9 +6529,7 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     plan = plan_of(d, load, cal, engine)
     if not plan.replicas:
         return None
-    rate, gpus = ((load.rate_rps, plan.gpus) if load.rate_rps
-                  else (plan.rate_per_replica_rps, d.replica_gpus))
-    return per_1m(price * gpus, rate * load.output_len.mean)
+    return per_1m(price * plan.gpus, plan.rate_rps * load.output_len.mean)
 
 
 def tp_choices(d: Deployment) -> List[int]:

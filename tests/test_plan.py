@@ -226,6 +226,25 @@ class Inputs(unittest.TestCase):
         memory = ask(f"llama-3.1-8b --ctx {longest}")["memory"]
         self.assertGreaterEqual(memory["max_seqs"], 16)
 
+    def test_without_a_rate_the_plan_is_that_of_the_rate_it_says_it_plans(self) -> None:
+        for line in ("llama-3.1-8b --tp 1 --weights fp8 --input-len 2000 --output-len 300 "
+                     "--slo-ttft-ms 1000 --slo-tpot-ms 40",
+                     "llama-3.1-8b --gpu 4090 --tp 1 --weights fp8 --input-len 2000 --output-len "
+                     "300 --slo-ttft-ms 500 --slo-tpot-ms 20"):
+            free = ask(line)["plan"]
+            self.assertAlmostEqual(free["planned_rate_rps"], 0.7 * free["rate_per_replica_rps"])
+            asked = ask(f"{line} --rate {free['planned_rate_rps']:.9f}")["plan"]
+            for key in ("replicas", "in_flight", "tpot_s", "ttft_p99_s", "batch_per_replica"):
+                self.assertAlmostEqual(free[key], asked[key], places=6, msg=key)
+            self.assertGreaterEqual(free["inverse"]["max_in_flight"], round(free["in_flight"]))
+            out = " ".join(text(line).split())
+            self.assertIn(f"LOAD up to {capacity.figure(free['planned_rate_rps'])} requests/s", out)
+            self.assertIn(f"LIMIT {capacity.figure(free['rate_per_replica_rps'])} requests/s", out)
+
+    def test_no_more_users_are_promised_than_have_a_batch_slot(self) -> None:
+        plan = ask(WORKED)["plan"]
+        self.assertLessEqual(plan["inverse"]["max_in_flight"], plan["max_num_seqs"])
+
     def test_what_cannot_be_planned_is_refused_in_one_line(self) -> None:
         for more, word in (("--rate 5", "--input-len"), ("--workload nosuch", "workload"),
                            ("--rate 5 --input-len 100 --output-len 9 --shared-prefix-len 100",
