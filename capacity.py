@@ -3056,6 +3056,7 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
     short = pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1
     empty = memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens
     needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+    taken = f"{needed:.0%} of" if needed < 10 else f"{needed:,.0f} times"
     held = "" if vllm else f" the pool of {count(found.tokens)}"
     reasons = (
         ("length", vllm and 0 < m.max_len < s.max_model_len,
@@ -3064,8 +3065,8 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
          f"{s.max_num_batched_tokens} is under max_num_seqs {s.max_num_seqs}"),
         ("share", vllm and memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB,
          "free memory is less than the utilisation asks for"),
-        ("room", empty, f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
-         "to weights, activations and buffers"),
+        ("room", empty, f"no memory is left for the KV cache: {taken} the GPU goes to weights, "
+         "activations and buffers"),
         ("room", short and not empty,
          f"one request of {count(s.max_model_len)} tokens does not fit{held}"),
         ("states", pool and any(g.kind == "state" for g in pool.groups)
@@ -4050,9 +4051,12 @@ class Plan(NamedTuple):
         return self.sustained.rate_rps if self.sustained else 0.0
 
     @property
-    def in_flight_text(self) -> str:
-        """Requests in flight in one replica of the fleet."""
-        return count(self.seated)
+    def slots_text(self) -> str:
+        """Where max_num_seqs comes from."""
+        if self.load.given_seqs:
+            return f"as given; {count(self.seated)} in flight a replica"
+        most = f", at most {SEQS_MOST:,}" if self.seated * SEQS_MARGIN > SEQS_MOST else ""
+        return f"{count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -5351,8 +5355,9 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
-               f"{counted(least or 1, 'replica')} of {count(each)}; {plan.replicas} "
-               + ("hold them" if held >= wanted else "do NOT hold them by this rule"))
+               f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
+               f"planned {'' if held >= wanted else 'do NOT '}hold them"
+               + ("" if held >= wanted else " by this rule"))
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5432,9 +5437,9 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
         case.d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
-             f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
-             f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
-             f"chunk holds every stream up {scaled(stall, 's')})"]
+             f"{plan.max_num_seqs} ({plan.slots_text}); max-num-batched-tokens "
+             f"{plan.max_num_batched_tokens} (a full chunk holds every stream up "
+             f"{scaled(stall, 's')})"]
     if rejected:
         lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
                      f"{count(case.d.model.max_len)} tokens: the engine rejects them")
@@ -5551,8 +5556,8 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
                       bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.inputs("plan.disaggregation.", prefill_replicas=pools[0], decode_replicas=pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
-    shown = [count(n) if n else "no number of" for n in pools]
-    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
+    shown = [counted(n, "replica") if n else "no number of replicas" for n in pools]
+    why = f"{shown[0]} to prefill + {shown[1]} to decode against {plan.replicas} mixed"
     if link and seconds:
         why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
     return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
@@ -5596,7 +5601,7 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     answer.lines.append("")
     answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
                f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
-               f"{d.weights.name}, KV {d.kv.name}), {plan.gpus} GPUs; "
+               f"{d.weights.name}, KV {d.kv.name}), {counted(plan.gpus, 'GPU')}; "
                f"{plan.spares} more replica for N+1")
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
@@ -5723,7 +5728,8 @@ def say_search(case: Case, answer: Answer) -> None:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
                 kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
-                        f"{c.d.weights.name}, KV {c.d.kv.name}: {c.plan.gpus} GPUs{price}")
+                        f"{c.d.weights.name}, KV {c.d.kv.name}: "
+                        f"{counted(c.plan.gpus, 'GPU')}{price}")
                 break
         answer.say("", f"fewer bits need an accuracy check; without: {kept}")
     answer.lines.append("")
@@ -6068,7 +6074,7 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]],
             "replicas = ceil(peak rate / goodput per replica / 0.7)", rate=args.rate,
             goodput=goodput, measured_replicas=d.replicas, headroom=HEADROOM)
         lines.append(f"{figure(args.rate)} req/s / {figure(goodput / d.replicas)} a replica / "
-                     f"{HEADROOM} = {number} replicas")
+                     f"{HEADROOM} = {counted(number, 'replica')}")
     else:
         answer.add(key + "replicas", None)
     if point["rate_rps"] is None:
@@ -6750,9 +6756,10 @@ def say_defend(case: Case, answer: Answer) -> None:
         answer.say("DEFEND", "it does not start, so there is nothing to defend; see WOULD DO")
         return
     batch, plan, d = operating_batch(case), case.plan, case.d
-    step_s = expected_step_s(d, batch, case.cal)
-    tpot_s = (Replica(d, plan.load, case.cal).at(batch).tpot_s if plan else
-              expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
+    steady = plan.steady if plan and not d.asked else None
+    step_s = expected_step_s(d, steady.batch if steady else batch, case.cal)
+    tpot_s = (steady.tpot_s if steady else Replica(d, plan.load, case.cal).at(batch).tpot_s if plan
+              else expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
     found = [why(Stand(case, batch, step_s, tpot_s)) for why in DEFENCES]
     answer.add("defend", [dict(zip(("question", "researcher", "customer"), one)) for one in found])
     answer.lines += ["", "DEFEND       expected figures are estimates until measured"]
@@ -7215,8 +7222,7 @@ def launch_of(case: Case) -> Launch:
     slots, chunk = own.max_num_seqs, own.max_num_batched_tokens
     why = {}
     if plan:
-        why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
-               f"{plan.in_flight_text} in flight a replica",
+        why = {"max_num_seqs": f"Little's L: {plan.slots_text}",
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
         held = int(max(0.0, case.memory.pool_bytes) / sequence_bytes(d, d.history_tokens)

@@ -390,6 +390,11 @@ class Defend(unittest.TestCase):
                      "3.35 TB/s", "16.45 ms at 100%", "MBU"):
             self.assertIn(part, tpot["researcher"])
 
+    def test_the_plan_and_its_defence_give_one_tpot(self) -> None:
+        tpot_s = ask(PLAN)["plan"]["tpot_s"]
+        told = self.asked(PLAN)[0]
+        self.assertEqual(told["question"], f"Why is TPOT {capacity.scaled(tpot_s, 's')}?")
+
     def test_16_bit_is_priced_at_its_own_cheapest_layout(self) -> None:
         gpus = [ask(line)["plan"]["gpus"] for line in (
             PLAN, PLAN.replace("-tp 2 --weights fp8 --kv fp8", "-tp 4 --weights bf16 --kv bf16"))]

@@ -241,6 +241,16 @@ class Inputs(unittest.TestCase):
             self.assertIn(f"LOAD up to {capacity.figure(free['planned_rate_rps'])} requests/s", out)
             self.assertIn(f"LIMIT {capacity.figure(free['rate_per_replica_rps'])} requests/s", out)
 
+    def test_slots_that_were_given_are_not_said_to_follow_from_the_load(self) -> None:
+        self.assertIn("max-num-seqs 160 (as given;", text(WORKED + " --max-num-seqs 160"))
+        self.assertRegex(text(WORKED), r"max-num-seqs 64 \(\d+ in flight a replica x 1.3\)")
+
+    def test_one_of_a_thing_is_singular(self) -> None:
+        for line in (WORKED, WORKED.replace("--rate 20", "--rate 1"), "llama-3.1-8b --tp 1 "
+                     "--input-len 2000 --output-len 300 --slo-ttft-ms 1000 --slo-tpot-ms 40 "
+                     "--autoscale"):
+            self.assertNotRegex(text(line), r"\b1 (replicas|GPUs|users)\b", line)
+
     def test_no_more_users_are_promised_than_have_a_batch_slot(self) -> None:
         plan = ask(WORKED)["plan"]
         self.assertLessEqual(plan["inverse"]["max_in_flight"], plan["max_num_seqs"])
