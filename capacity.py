@@ -3838,14 +3838,19 @@ def prompt_prefill_s(d: Deployment, cal: Calibration) -> float:
     return uncached_prefill_s(d, d.fresh_tokens, d.shared_tokens, cal)
 
 
+def most_running(d: Deployment) -> int:
+    """Sequences that the KV pool of a replica holds at once: of their mean length where lengths are
+    given, since blocks fill as tokens come, else of ctx."""
+    each = sequence_bytes(d, d.history_tokens if d.output_tokens else d.ctx_tokens)
+    return int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
+
+
 def running_batch(d: Deployment, asked: int) -> int:
-    """Of so many in flight, those that the KV pool of a replica holds at their mean length.
+    """Of so many in flight, those that the KV pool of a replica holds.
 
     The rest wait. Where the weights leave no pool at all, all of them: as if it did fit.
     """
-    pool = memory_of(d).pool_bytes
-    each = sequence_bytes(d, d.history_tokens) / d.attention_dp
-    return min(asked, max(1, int(pool / each))) if pool > 0 else asked
+    return min(asked, max(1, most_running(d))) if memory_of(d).pool_bytes > 0 else asked
 
 
 def expected_of(d: Deployment, batch: int, cal: Calibration,
@@ -4192,7 +4197,9 @@ class Case(NamedTuple):
     args: Any
     memory: Memory
     limit: int  # sequences of ctx tokens that one replica holds
-    batch: int  # that run at once: as asked, but never more than the limit
+    holds: int  # sequences that its KV pool lets run at once, by the lengths where given
+    slots: int  # and that --max-num-seqs does
+    batch: int  # that run at once: as asked, else the limit, but never more than these
     cal: Calibration = UNFITTED
     plan: Optional[Plan] = None  # where a load or SLO is asked about
     searched: bool = False
@@ -4229,7 +4236,10 @@ def case_of(d: Deployment, args: Any) -> Case:
     """The case of a deployment."""
     memory = memory_of(d)
     limit = int(memory.max_seqs)
-    return Case(d, args, memory, limit, min(d.asked or limit, limit))
+    holds, slots = most_running(d) if memory.fits else 0, sys.maxsize
+    if args and args.max_num_seqs:
+        slots = args.max_num_seqs * (1 if args.engine == "sglang" else d.attention_dp)
+    return Case(d, args, memory, limit, holds, slots, min(d.asked or limit, holds, slots))
 
 
 def say_model(case: Case, answer: Answer) -> None:
@@ -4340,7 +4350,7 @@ def say_memory(case: Case, answer: Answer) -> None:
                f"({sequences_text(case.average_seqs)} at the average {count(d.history_tokens)})")
     if len(d.model.caches) > 1 or any(c.window or c.state_bytes for c in d.model.caches):
         answer.say("", *(kind_text(d, cache) for cache in d.model.caches))
-    if memory.max_seqs < (d.asked or 1):
+    if not memory.fits or (d.asked or 1) > case.holds:
         say_short(case, d.asked or 1, answer)
 
 
@@ -4380,9 +4390,12 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
 def say_short(case: Case, wanted: int, answer: Answer) -> None:
     """By how much the deployment is too small for what was asked, and what would do."""
     d, memory = case.d, case.memory
-    short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * memory.sequence_bytes
-                       - memory.pool_bytes, "B", "seqs * sequence_bytes - (util * memory - weights "
-                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp)
+    if memory.fits and d.output_tokens:  # each takes what it has filled, not ctx
+        d = d._replace(ctx_tokens=math.ceil(d.history_tokens))
+    each = sequence_bytes(d, d.ctx_tokens)
+    short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * each
+                       - memory.pool_bytes, "B", "seqs * each - (util * memory - weights "
+                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp, each=each)
     need = f"{count(wanted)} sequences" if wanted > 1 else "one sequence"
     text = f"{short / GIB:.2f} GiB/GPU for {need} of {count(d.ctx_tokens)} tokens"
     if memory.pool_bytes <= 0:
@@ -4514,12 +4527,13 @@ def say_decode(case: Case, answer: Answer) -> None:
     if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    rows = [decode_row(d, batch, limit) for batch in ladder(limit, d.asked or 0)]
+    most = min(case.holds, case.slots)
+    rows = [decode_row(d, batch, most) for batch in ladder(limit, d.asked or 0, case.batch)]
     answer.add("decode.table", rows)
     explain_step(case, answer)
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
-               + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
+               + ("; ! would wait" if (d.asked or 0) > most else ""))
     answer.table(DECODED[:None if d.mbu == 1 else -2], (dict(row, batch_text=(
         f"{row['batch']}{'*' if row['batch'] == limit else ' ' if row['fits'] else '!'}"))
         for row in rows))
@@ -4537,14 +4551,14 @@ DECODED = (
     Column("typical_tok_s", "tok/s", count))
 
 
-def decode_row(d: Deployment, batch: int, limit: int) -> Dict[str, Any]:
+def decode_row(d: Deployment, batch: int, most: int) -> Dict[str, Any]:
     """One row of the decode table, SI units."""
     step = decode_step(d, batch)
     typical = decode_step(d, batch, mbu=TYPICAL_MBU).step_s
     terms = {"weights_s": step.weights_s, "kv_s": step.kv_s, "compute_s": step.compute_s}
     return {"batch": batch, "step_s": step.step_s, **terms, "tok_s_per_seq": 1 / step.step_s,
             "tok_s": batch / step.step_s, "bound_by": step.bound_by,
-            "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= limit,
+            "share": terms[f"{step.bound_by}_s"] / step.step_s, "fits": batch <= most,
             "typical_step_s": typical, "typical_tok_s": batch / typical}
 
 
@@ -4553,7 +4567,8 @@ def explain_step(case: Case, answer: Answer) -> None:
     d, batch, step = case.d, case.batch, case.step
     seqs, all_seqs = microbatch(d, batch)
     key = "decode.at_batch."
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most the KV limit")
+    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV "
+               "pool and --max-num-seqs let run")
     touched = 1.0
     if d.model.experts:
         touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
@@ -4677,7 +4692,7 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
     """TP=N against N replicas of TP=1 on the same GPUs, at the same load, traffic included."""
     d = case.d
     single = d._replace(tp=1, dcp=1, ep=1, dp=1, asked=None)
-    limit = int(memory_of(single).max_seqs)
+    limit = most_running(single) if memory_of(single).fits else 0
     if d.ep > 1 or not limit:
         return [] if d.ep > 1 else [f"TP=1 would not fit, so {d.tp} replicas are no choice"]
     each = min(limit, case.batch // d.tp)
@@ -4706,9 +4721,10 @@ def say_binds(case: Case, answer: Answer) -> None:
     step = case.step
     sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
     answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
-    if d.asked and d.asked > case.limit:
-        text = (f"KV pool: {case.limit} of {d.asked} run, {d.asked - case.limit} wait; see "
-                "WOULD DO.")
+    if d.asked and d.asked > case.batch:
+        limit, cure = (("KV pool", "see WOULD DO") if case.holds <= case.slots else
+                       ("--max-num-seqs", "raise it"))
+        text = f"{limit}: {case.batch} of {d.asked} run, {d.asked - case.batch} wait; {cure}."
     elif sent > step.step_s:
         text = (f"traffic between GPUs, {figure(sent / MS)} ms beside a step of "
                 f"{figure(step.step_s / MS)} ms. Faster: fewer GPUs a replica, a faster --link.")
@@ -4767,11 +4783,12 @@ def say_expected(case: Case, answer: Answer) -> None:
     if not asked:
         answer.add("expected", None)
         return
-    batch = running_batch(d, asked)
+    held = running_batch(d, asked)
+    batch = min(held, case.slots)
     e = expected_of(d, batch, case.cal)
-    answer.inputs("expected.", kv_limited=batch < asked, engine=engine, basis=e.basis)
+    answer.inputs("expected.", kv_limited=batch == held < asked, engine=engine, basis=e.basis)
     answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
-               "pool holds at their mean length")
+               "pool and --max-num-seqs let run")
     explain_expected(d, e, case.cal, answer)
     tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
                        "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
@@ -4782,7 +4799,8 @@ def say_expected(case: Case, answer: Answer) -> None:
             else "prefill not counted without --output-len")
     if d.shared_tokens:
         what += f", {count(d.fresh_tokens)} of a prompt past the shared prefix to prefill"
-    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch < asked else
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch == held < asked else
+             f"; --max-num-seqs lets {batch} of {asked} run, the rest wait" if batch < asked else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
@@ -6475,12 +6493,20 @@ def why_not_more(at: Stand) -> Answered:
     """The limit that one more in flight would break."""
     question, case, d, plan = "Why not more throughput?", at.case, at.case.d, at.case.plan
     if plan is None:
-        step_s = expected_step_s(d, case.limit, case.cal)
-        return (question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
+        most, each, length = (
+            (case.holds, f"their mean {count(d.history_tokens)}", "that") if d.output_tokens else
+            (case.limit, count(d.ctx_tokens), "full"))
+        step_s = expected_step_s(d, min(most, case.slots), case.cal)
+        if case.slots < most:
+            return (question, f"--max-num-seqs lets {case.slots} run at once, "
+                    f"{count(case.slots / step_s)} tok/s expected there; the KV pool would hold "
+                    f"{most} sequences of {each}", f"a replica is set to serve {case.slots} at "
+                    "once; beyond, requests wait, so we allow more or add a replica")
+        return (question, f"the KV pool is full at {most} sequences of {each} "
                 f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), "
-                f"{count(case.limit / step_s)} tok/s expected there; past it the engine queues, or "
+                f"{count(most / step_s)} tok/s expected there; past it the engine queues, or "
                 "preempts and computes again",
-                f"a replica holds about {case.limit} conversations of full length at once; beyond, "
+                f"a replica holds about {most} conversations of {length} length at once; beyond, "
                 f"{SHORT_OF['kv']}, so we add a replica")
     best = plan.sustained
     if best is None:
@@ -6529,7 +6555,7 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     engine = args.engine or "vllm"
     cal = calibration_of(d, engine, case.tables)
     if load is None:
-        batch = min(int(memory_of(d).max_seqs), d.asked or sys.maxsize)
+        batch = min(most_running(d) if memory_of(d).fits else 0, d.asked or sys.maxsize)
         return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
                       ) if batch else None
     plan = plan_of(d, load, cal, engine)

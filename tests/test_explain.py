@@ -264,7 +264,8 @@ class Measured(unittest.TestCase):
                 self.assertEqual((again[0], again[2]), (0, ""), line)
                 first, second = json.loads(out), json.loads(again[1])
                 for part in ("model", "deployment", "memory"):
-                    for key in ("history_tokens", "weight_source"):  # the run's; words
+                    for key in ("history_tokens", "short_bytes_per_gpu", "would_fit",
+                                "weight_source"):  # of the run's lengths; words
                         first[part].pop(key, None), second[part].pop(key, None)
                     self.assertEqual(first[part], second[part], line)
 
