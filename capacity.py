@@ -4206,6 +4206,23 @@ class Case(NamedTuple):
     ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
     tables: Mapping[str, Any] = {}  # of presets.json
 
+    def fleet_tok_s(self, tok_s: Callable[[int], float], batch: int = 0) -> Tuple[int, float]:
+        """Replicas that run the batch, and the tok/s of the others, given the tok/s of a batch.
+
+        --concurrency is shared out over the replicas, so some may run one fewer, or none.
+        """
+        batch, replicas = batch or self.batch, self.d.replicas
+        asked = self.args.concurrency or 0
+        fewer = min(batch, asked // replicas)
+        if not asked or fewer == batch:
+            return replicas, 0.0
+        busiest = asked % replicas
+        return busiest, (replicas - busiest) * tok_s(fewer) if fewer else 0.0
+
+    def bound_tok_s(self, batch: int, mbu: Optional[float] = None) -> float:
+        """The bound on the tok/s of one replica that runs so many."""
+        return batch / decode_step(self.d, batch, mbu=mbu).step_s
+
     @property
     def step(self) -> StepTime:
         """The bound on the decode step of that batch."""
@@ -4309,7 +4326,8 @@ def notes_on(d: Deployment) -> List[str]:
         notes.append(f"{d.replica_gpus} GPUs are more than one server's: {far.name} "
                      f"({scaled(far.bytes_s, 'B/s')}) assumed between, --link to change")
     if d.replicas > 1 and d.asked:
-        notes.append(f"--concurrency is for all {d.replicas} replicas: {d.asked} in each")
+        notes.append(f"--concurrency is for all {d.replicas} replicas: at most {d.asked} in "
+                     "each")
     if d.gpu.note:
         notes.append(f"{d.gpu.name}: {d.gpu.note}")
     return notes
@@ -4647,8 +4665,10 @@ def say_layout(case: Case, answer: Answer) -> None:
     if d.pp > 1:
         lines.append(pipeline_text(d, answer))
     if d.replicas > 1:
-        tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
-                            tok_s=case.batch / case.step.step_s)
+        busiest, others = case.fleet_tok_s(case.bound_tok_s)
+        tok_s = answer.work("fleet.tok_s", "tok/s", "busiest * tok_s + others_tok_s", "replicas "
+                            "share nothing; some may run one fewer, or none", busiest=busiest,
+                            tok_s=case.bound_tok_s(case.batch), others_tok_s=others)
         seqs = answer.work("fleet.max_seqs", "sequences", "replicas * max_seqs",
                            "replicas share nothing", max_seqs=case.memory.max_seqs)
         lines.append(f"DP={d.replicas}: {sequences_text(seqs)} sequences, "
@@ -4790,13 +4810,19 @@ def say_expected(case: Case, answer: Answer) -> None:
     answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
                "pool and --max-num-seqs let run")
     explain_expected(d, e, case.cal, answer)
-    tok_s = answer.add("expected.output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
-                       "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
-                       "loop", output=max(2.0, d.output_tokens or ENDLESS))
+    busiest, others = (d.replicas, 0.0) if steady else case.fleet_tok_s(
+        lambda batch: expected_of(d, batch, case.cal).output_tok_s, batch)
+    tok_s = answer.add("expected.output_tok_s", busiest * e.output_tok_s + others, "tok/s",
+                       "busiest * batch * output / (ttft_s + (output - 1) * tpot_s) + others_tok_s",
+                       "Little's law, closed loop; the replicas that run the batch, and the others",
+                       output=max(2.0, d.output_tokens or ENDLESS), busiest=busiest,
+                       others_tok_s=others)
     if steady:
         return  # the plan says it
     what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
             else "prefill not counted without --output-len")
+    if case.args.spec_accept is not None or case.args.spec_accept_len is not None:
+        what += ", without the drafter of --spec-accept"
     if d.shared_tokens:
         what += f", {count(d.fresh_tokens)} of a prompt past the shared prefix to prefill"
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch == held < asked else
@@ -5010,10 +5036,13 @@ def say_cost(case: Case, answer: Answer) -> None:
                          gpu_price=args.gpu_price)
     tok_s, typical, basis = args.tok_s, None, "as measured (--tok-s)"
     if tok_s is None and batch:
-        tok_s = batch / case.step.step_s * d.replicas
+        busiest, others = case.fleet_tok_s(case.bound_tok_s)
+        tok_s = busiest * case.bound_tok_s(batch) + others
         basis = f"bound at batch {batch}, a ceiling no real run reaches"
         if d.mbu == 1:
-            typical = batch / decode_step(d, batch, mbu=TYPICAL_MBU).step_s * d.replicas
+            usual = partial(case.bound_tok_s, mbu=TYPICAL_MBU)
+            busiest, others = case.fleet_tok_s(usual)
+            typical = busiest * usual(batch) + others
     if not tok_s:
         answer.say("COST", f"${hourly:.2f}/h; no throughput to divide it by")
         return

@@ -111,6 +111,24 @@ class Asked(unittest.TestCase):
         self.assertLess(e["batch"], 64)
         self.assertIn(f"KV pool holds {e['batch']} of 64", " ".join(text(line).split()))
 
+    def test_streams_are_counted_where_replicas_share_them_unevenly(self) -> None:
+        def found(more: str) -> float:
+            return float(ask("llama-3.1-8b --gpu-price 2 " + more)["expected"]["output_tok_s"])
+
+        one, two = found("--concurrency 1"), found("--concurrency 2")
+        self.assertAlmostEqual(found("--concurrency 2 --dp 4"), 2 * one)
+        self.assertAlmostEqual(found("--concurrency 9 --dp 8"), two + 7 * one)
+        self.assertAlmostEqual(found("--concurrency 16 --dp 8"), 8 * two)
+        uneven = ask("llama-3.1-8b --gpu-price 2 --concurrency 9 --dp 8")
+        table = {row["batch"]: row["tok_s"] for row in uneven["decode"]["table"]}
+        self.assertAlmostEqual(uneven["fleet"]["tok_s"], table[2] + 7 * table[1])
+        self.assertAlmostEqual(uneven["cost"]["tok_s"], table[2] + 7 * table[1])
+
+    def test_a_drafter_is_not_in_the_expectation_and_that_is_said(self) -> None:
+        plain, drafted = text(LINE), text(LINE + " --spec-accept 0.8")
+        self.assertNotIn("drafter", plain.partition("EXPECT")[2].partition("BINDS")[0])
+        self.assertIn("without the drafter of --spec-accept", " ".join(drafted.split()))
+
     def test_weights_that_do_not_fit_are_said_beside_their_expectation(self) -> None:
         out = text("llama-3.1-70b --weights bf16 --concurrency 8 --input-len 2000 --output-len 300")
         self.assertIn("as if they did", out)
