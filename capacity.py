@@ -3838,6 +3838,14 @@ def prompt_prefill_s(d: Deployment, cal: Calibration) -> float:
     return uncached_prefill_s(d, d.fresh_tokens, d.shared_tokens, cal)
 
 
+def chunk_s(d: Deployment, cal: Calibration) -> float:
+    """The prefill that one step takes on at most [s]."""
+    return prompt_prefill_s(d, cal) * CHUNK_TOKENS / d.fresh_tokens
+
+
+CHUNK_TOKENS = 8192  # of a step: vLLM's and SGLang's own on GPUs of 80 GB
+
+
 def most_running(d: Deployment) -> int:
     """Sequences that the KV pool of a replica holds at once: of their mean length where lengths are
     given, since blocks fill as tokens come, else of ctx."""
@@ -3858,19 +3866,22 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
     """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps.
 
     A request decodes for D = output * step + (batch - 1) * prefill * D / (D + TTFT): the others'
-    prompts that fall into its decode, each once in its time in the system. Of the batch,
-    D / (D + TTFT) decode at a time. Without an output length: decode alone.
+    prompts that fall into its decode, each once in its time in the system; a step takes a chunk of
+    them at most, and the rest of them makes the TTFT longer. Of the batch, D / (D + TTFT) decode at
+    a time. Without an output length: decode alone.
     held: rank_weights(d), where it is at hand.
     """
     held = held or rank_weights(d)
     prefill, then = prompt_prefill_s(d, cal), float(batch)
     gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
+    chunk = chunk_s(d, cal)
     for _ in range(8):
         decoding, step = then, expected_terms(d, then, cal, held).step_s
         ttft = (cal.ttft_waits + cal.ttft_burst * batch) * (prefill + step)
         own, others = gaps * step, (batch - 1) * prefill
         less = own + others - ttft
-        decode_s = (less + math.sqrt(less * less + 4 * own * ttft)) / 2
+        decode_s = min((less + math.sqrt(less * less + 4 * own * ttft)) / 2, own + gaps * chunk)
+        ttft = max(ttft, others * (1 + step / chunk) - decode_s)
         then = max(1.0, (decoding + batch * decode_s / (decode_s + ttft)) / 2)
     tpot = decode_s / gaps
     return Expected(batch, tpot, tpot * cal.low, tpot * cal.high, ttft,
@@ -4861,11 +4872,15 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
                "prefill, or wait for it")
     for name, formula, source in EXPECTED_TERMS:
         answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
-    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
-               "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               **dict(numbers, prefill_s=prompt_prefill_s(d, cal)))
+    gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
+    answer.add(key + "ttft_s", e.ttft_s, "s", "max((ttft_waits + ttft_burst * batch) * (prefill_s "
+               "+ step_s), (batch - 1) * prefill_s * (1 + step_s / chunk_s) - decode_s)", "prompts "
+               "wait for each other, as measured; within a factor of two", **dict(
+                   numbers, prefill_s=prompt_prefill_s(d, cal), chunk_s=chunk_s(d, cal),
+                   decode_s=gaps * e.tpot_s))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
-               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
+               "prompts is prefilled once in a request's time in the system, "
+               f"{count(CHUNK_TOKENS)} tokens a step at most; {EXPECTATION}")
     answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
     for name, share in (("low", cal.low), ("high", cal.high)):
         answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,

@@ -223,7 +223,8 @@ ODD = ("llama-3.1-70b --weights fp8 --kv fp8 --tp 2", "deepseek-v3 --gpu h200 --
        "llama-3.1-8b --spec-accept .7 --lora-rank 8 --gpu-price 2 --serverless-price 1 "
        "--storage 1 --kv-link ndr --rho .5 --dp 3", "llama-3.1-70b --tp 16 --dcp 2",
        "llama-3.1-70b --tp 2 --weights fp8 --rate 20 --mean-rate 5 --workload chat --gpu-price 2 "
-       "--shared-prefix-len 900", "deepseek-v3 --gpu h200 --rate 1 --workload rag --slo-tpot-ms 9")
+       "--shared-prefix-len 900", "deepseek-v3 --gpu h200 --rate 1 --workload rag --slo-tpot-ms 9",
+       "llama-3.1-8b --concurrency 65 --dp 2 --input-len 1000 --output-len 2")
 
 
 class Explained(unittest.TestCase):

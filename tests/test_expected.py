@@ -129,6 +129,18 @@ class Asked(unittest.TestCase):
         self.assertNotIn("drafter", plain.partition("EXPECT")[2].partition("BINDS")[0])
         self.assertIn("without the drafter of --spec-accept", " ".join(drafted.split()))
 
+    def test_a_step_takes_no_more_prefill_than_its_chunk(self) -> None:
+        def found(output: int) -> Any:
+            return ask(f"llama-3.1-8b --concurrency 64 --input-len 1000 --output-len {output}"
+                       )["expected"]
+
+        for output in (2, 3, 5, 9):
+            e = found(output)
+            self.assertLess(e["tpot_s"], 0.2, output)
+            self.assertLess(e["output_tok_s"] / output, 60)  # req/s: 18 ms of prefill each
+        self.assertAlmostEqual(found(2)["prefill_s"], found(3)["prefill_s"])
+        self.assertLess(found(200)["prefill_s"], found(2)["prefill_s"] / 5)
+
     def test_weights_that_do_not_fit_are_said_beside_their_expectation(self) -> None:
         out = text("llama-3.1-70b --weights bf16 --concurrency 8 --input-len 2000 --output-len 300")
         self.assertIn("as if they did", out)
