@@ -3861,6 +3861,12 @@ def running_batch(d: Deployment, asked: int) -> int:
     return min(asked, max(1, most_running(d))) if memory_of(d).pool_bytes > 0 else asked
 
 
+def band_s(d: Deployment, batch: float, tpot_s: float, cal: Calibration) -> Tuple[float, float]:
+    """The 80% band of an expected TPOT [s]; its low end no faster than the bound of the batch."""
+    bound = decode_step(d, max(1, int(batch))).step_s
+    return min(tpot_s, max(tpot_s * cal.low, bound)), tpot_s * cal.high
+
+
 def expected_of(d: Deployment, batch: int, cal: Calibration,
                 held: Optional[RankWeights] = None) -> Expected:
     """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps.
@@ -3884,7 +3890,7 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
         ttft = max(ttft, others * (1 + step / chunk) - decode_s)
         then = max(1.0, (decoding + batch * decode_s / (decode_s + ttft)) / 2)
     tpot = decode_s / gaps
-    return Expected(batch, tpot, tpot * cal.low, tpot * cal.high, ttft,
+    return Expected(batch, tpot, *band_s(d, batch, tpot, cal), ttft,
                     batch * (gaps + 1) / (ttft + decode_s), cal.basis, decoding, step, tpot - step)
 
 
@@ -4882,9 +4888,10 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
                "prompts is prefilled once in a request's time in the system, "
                f"{count(CHUNK_TOKENS)} tokens a step at most; {EXPECTATION}")
     answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
-    for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
-                    share=share)
+    answer.work(key + "tpot_low_s", "s", "min(tpot_s, max(tpot_s * share, bound_of_batch_s))",
+                "80% band, no faster than the bound: " + e.basis, share=cal.low,
+                bound_of_batch_s=decode_step(d, e.batch).step_s)
+    answer.work(key + "tpot_high_s", "s", "tpot_s * share", "80% band: " + e.basis, share=cal.high)
 
 
 # The questions: each adds its section when its flag is given.
@@ -5430,8 +5437,9 @@ def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
     line = f"one stream {scaled(floor, 's')} at {TYPICAL_MBU:.0%} MBU"
     if plan.steady:
         tpot = answer.add("plan.tpot_s", plan.steady.tpot_s, "s", source=PLAN_SOURCE)
-        low = answer.add("plan.tpot_low_s", tpot * case.cal.low, "s", source=case.cal.basis)
-        high = answer.add("plan.tpot_high_s", tpot * case.cal.high, "s", source=case.cal.basis)
+        low, high = (answer.add(f"plan.tpot_{name}_s", value, "s", source=case.cal.basis)
+                     for name, value in zip(("low", "high"), band_s(
+                         case.d, plan.steady.batch, tpot, case.cal)))
         line += (f"; expected {scaled(tpot, 's')} ({figure(low / MS)} to {scaled(high, 's')}) with "
                  f"{figure(plan.steady.batch)} in flight a replica, prefills included")
     if load.slo_tpot_s < math.inf:
@@ -5666,12 +5674,12 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
                f"{d.weights.name}, KV {d.kv.name}), {counted(plan.gpus, 'GPU')}; "
                f"{plan.spares} more replica for N+1")
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
+    low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
                f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
                f"expected, {count(plan.in_flight)} given room")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
-               f"band {figure(steady.tpot_s * cal.low / MS)} to "
-               f"{scaled(steady.tpot_s * cal.high, 's')}) on average, TTFT p99 about "
+               f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
     capped = (f" ({figure(plan.borne_rps)} within its {plan.max_num_seqs} slots)"
               if plan.borne_rps < plan.rate_per_replica_rps else "")
@@ -6507,7 +6515,7 @@ def why_tpot(at: Stand) -> Answered:
     pace = 1 / at.tpot_s / READING_TOK_S
     reader = (f"{figure(pace, 2)} times as fast as people read" if pace > 1 else
               f"slower than people read ({figure(READING_TOK_S, 2)})")
-    low_s, high_s = at.tpot_s * cal.low, at.tpot_s * cal.high
+    low_s, high_s = band_s(d, at.batch, at.tpot_s, cal)
     weights, kv = (seconds * bandwidth / d.pp for seconds in (step.weights_s, step.kv_s))
     return (f"Why is TPOT {scaled(at.tpot_s, 's')}?",
             f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B "

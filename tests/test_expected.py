@@ -129,6 +129,15 @@ class Asked(unittest.TestCase):
         self.assertNotIn("drafter", plain.partition("EXPECT")[2].partition("BINDS")[0])
         self.assertIn("without the drafter of --spec-accept", " ".join(drafted.split()))
 
+    def test_no_band_reaches_below_the_bound(self) -> None:
+        for line in ("qwen3-coder-next --gpu b200 --tp 1 --weights bf16 --concurrency 16 "
+                     "--input-len 128 --output-len 2048", "llama-3.1-8b --gpu mi300x --concurrency "
+                     "256 --input-len 128 --output-len 2048", LINE):
+            found = ask(line)
+            low, bound = found["expected"]["tpot_low_s"], found["decode"]["at_batch"]["step_s"]
+            self.assertGreaterEqual(low, bound, line)
+            self.assertLessEqual(low, found["expected"]["tpot_s"], line)
+
     def test_a_step_takes_no_more_prefill_than_its_chunk(self) -> None:
         def found(output: int) -> Any:
             return ask(f"llama-3.1-8b --concurrency 64 --input-len 1000 --output-len {output}"
