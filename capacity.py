@@ -451,6 +451,7 @@ class Model(NamedTuple):
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
     quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
+    expert_params: int = 0  # routed experts, of params_exact
 
     @property
     def latent(self) -> int:
@@ -1820,8 +1821,9 @@ def build_model(row: Row) -> Model:
     size, native = (quantised_bytes(tensors, quant) if quant
                     else (r.get("weight_bytes"), r["native"]))
     experts = [t for t in tensors if t.split == "expert"]
+    expert_params = sum(t.params for t in experts)
     share = (quantised_bytes(experts, quant)[0] / size if quant and size
-             else r.get("expert_byte_share", sum(t.params for t in experts) / total))
+             else r.get("expert_byte_share", expert_params / total))
     stated = r.get("params_exact") or r.get("params")
     return Model(
         name=r["name"], arch=r.get("arch", ""), params=r.get("params") or total,
@@ -1840,6 +1842,7 @@ def build_model(row: Row) -> Model:
         mtp_params=_mtp_params(r, tensors), vision_params=r["vision_params"],
         estimated=r["estimated"],
         notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
+        expert_params=expert_params,
     )
 
 
@@ -2281,7 +2284,7 @@ SHARED_KINDS = ("full", "mla", "indexer")  # whose tokens DCP shares out
 
 def expert_param_share(model: Model) -> float:
     """Share of the parameters that are routed experts."""
-    return sum(t.params for t in model.tensors if t.split == "expert") / model.params_exact
+    return model.expert_params / model.params_exact
 
 
 def layout_text(d: Deployment) -> str:
@@ -3809,22 +3812,22 @@ def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
             / cal.prefill_link_share)
 
 
-def uncached_tokens(input_len: Lengths, shared: int) -> float:
-    """Mean tokens of a prompt past the shared prefix.
+@lru_cache(maxsize=64)
+def past_prefix(input_len: Lengths, shared: int) -> Tuple[float, float]:
+    """Mean tokens of a prompt past the shared prefix, and their standard deviation.
 
     At least one of each prompt: loadgen and real clients send the whole prefix, so a prompt drawn
     shorter becomes the prefix and one token.
     """
-    short = (max(0.0, shared + 1 - length) for length in grid(input_len))
-    return input_len.mean - shared + math.fsum(short) / GRID
+    lengths = [input_len.quantile((i + 0.5) / GRID) for i in range(GRID)]
+    short = math.fsum(max(0.0, shared + 1 - length) for length in lengths) / GRID
+    fresh = [max(1.0, length - shared) for length in lengths]
+    middle = math.fsum(fresh) / GRID
+    spread = math.sqrt(math.fsum((tokens - middle)**2 for tokens in fresh) / GRID)
+    return input_len.mean - shared + short, spread
 
 
-def grid(lengths: Lengths) -> List[float]:
-    """The distribution as GRID lengths that are equally likely."""
-    return [lengths.quantile((i + 0.5) / GRID) for i in range(GRID)]
-
-
-GRID = 64
+GRID = 64  # lengths, equally likely, that stand for a distribution
 
 
 def uncached_prefill_s(d: Deployment, tokens: float, shared: int, cal: Calibration) -> float:
@@ -3962,15 +3965,13 @@ class Replica:
 
     def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
         """Hold the deployment, the load and the constants."""
-        from statistics import pstdev
         self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
         self.output = load.output_len.mean
         shared, long = load.shared_tokens, load.input_len.quantile(0.99)
-        self.fresh = uncached_tokens(load.input_len, shared)
+        self.fresh, spread = past_prefix(load.input_len, shared)
         self.prefill_s, self.p99_prefill_s = (uncached_prefill_s(
             d, tokens, shared, cal) for tokens in (self.fresh, max(1.0, long - shared)))
-        fresh = [max(1.0, length - shared) for length in grid(load.input_len)]
-        self.fresh_cv = pstdev(fresh) / self.fresh  # of the service time, which M/G/1 wants
+        self.fresh_cv = spread / self.fresh  # of the service time, which M/G/1 wants
         each = sequence_bytes(d, load.context_tokens)
         self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
 
@@ -4023,7 +4024,7 @@ class Replica:
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
-        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 30,
+        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 24,
                               lambda batch: self.at(batch).rate_rps < rate_rps)[1])
 
 
@@ -5389,8 +5390,8 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.inputs("plan.", input_len=load.input_len.text, output_len=load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
                source="--shared-prefix-len")
-    fresh = answer.add("plan.uncached_input_tokens", uncached_tokens(
-        load.input_len, load.shared_tokens), "tokens", source="mean past the shared prefix; a "
+    fresh = answer.add("plan.uncached_input_tokens", past_prefix(
+        load.input_len, load.shared_tokens)[0], "tokens", source="mean past the shared prefix; a "
         "shorter prompt is the prefix and one token")
     rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else (
         f"no rate: {HEADROOM:.0%} of what it sustains")
@@ -8341,7 +8342,7 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         model.expert_byte_share if weight_bytes == model.weight_bytes
         else expert_param_share(model), kv, compute_on(gpu, weights), args.ctx, history,
         history_source, prompt, output, shared,
-        uncached_tokens(args.input_len, shared) if shared else prompt, None, adapters)
+        past_prefix(args.input_len, shared)[0] if shared else prompt, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 

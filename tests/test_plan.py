@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import unittest
-from typing import Any
+from typing import Any, List
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
@@ -145,7 +145,7 @@ class AgainstTheSimulator(unittest.TestCase):
         for text_in, shared in (("lognormal:mean=2000,cv=0.5", 1500), ("uniform:100..4000", 1000),
                                 ("lognormal:mean=2000,cv=0.5", 0), ("2000", 1500)):
             sent = [r.n_in - shared for r in self.sent(text_in, shared, 1.0, 20_000).requests]
-            planned = capacity.uncached_tokens(capacity.parse_lengths(text_in), shared)
+            planned, _ = capacity.past_prefix(capacity.parse_lengths(text_in), shared)
             self.assertAlmostEqual(planned / (sum(sent) / len(sent)), 1, delta=0.01, msg=text_in)
 
     def test_loadgen_takes_the_shared_prefix_with_the_lengths_of_the_deployment(self) -> None:
@@ -197,6 +197,23 @@ class TheSearch(unittest.TestCase):
                     f"--kv {row['kv']}")["plan"]
         self.assertEqual(again["replicas"], row["replicas"])
         self.assertAlmostEqual(again["rate_per_replica_rps"], row["rate_per_replica_rps"])
+
+    def test_the_lengths_are_walked_once_for_all_candidates(self) -> None:
+        calls: List[float] = []
+        args, tables = capacity.parse_args(self.LINE.split()), capacity.presets()
+        plain = args.input_len
+
+        def quantile(q: float) -> float:
+            calls.append(q)
+            return float(plain.quantile(q))
+
+        args.input_len = plain._replace(quantile=quantile)
+        d, load = capacity.deployment_of(args, tables), capacity.load_of(args)
+        assert load is not None
+        found = capacity.search(d, args, load, tables)
+        self.assertGreater(len(found), 100)
+        tried = len(capacity.candidates(d, args, tables))
+        self.assertLess(len(calls), 4 * tried + 2 * capacity.GRID)
 
     def test_what_was_given_is_kept(self) -> None:
         ranked = ask(self.LINE + " --gpu h200 --kv bf16")["plan"]["ranked"]
