@@ -450,6 +450,7 @@ class Model(NamedTuple):
     estimated: bool  # some structure is unknown: counted as a generic decoder
     notes: Tuple[str, ...]
     quant: Optional[Quant] = None  # as the checkpoint declares it; None for presets and by hand
+    expert_params: int = 0  # routed experts, of params_exact
 
     @property
     def latent(self) -> int:
@@ -1779,8 +1780,9 @@ def build_model(row: Row) -> Model:
     size, native = (quantised_bytes(tensors, quant) if quant
                     else (r.get("weight_bytes"), r["native"]))
     experts = [t for t in tensors if t.split == "expert"]
+    expert_params = sum(t.params for t in experts)
     share = (quantised_bytes(experts, quant)[0] / size if quant and size
-             else r.get("expert_byte_share", sum(t.params for t in experts) / total))
+             else r.get("expert_byte_share", expert_params / total))
     stated = r.get("params_exact") or r.get("params")
     return Model(
         name=r["name"], arch=r.get("arch", ""), params=r.get("params") or total,
@@ -1799,6 +1801,7 @@ def build_model(row: Row) -> Model:
         mtp_params=int(drafts * (last + 2 * r["hidden"] ** 2 + 3 * r["hidden"])),
         vision_params=r["vision_params"], estimated=r["estimated"],
         notes=tuple(r["notes"]) + ((r["note"],) if r.get("note") else ()), quant=quant,
+        expert_params=expert_params,
     )
 
 
@@ -2174,6 +2177,8 @@ class Deployment(NamedTuple):
     history_source: str
     prompt_tokens: float
     output_tokens: float  # 0 where not given
+    shared_tokens: int  # that every prompt begins with, cached
+    fresh_tokens: float  # of a prompt past these, on average
     asked: Optional[int]  # in flight in one replica, where asked
     adapter_bytes: float  # LoRA adapters resident, whole model
 
@@ -2228,7 +2233,7 @@ SHARED_KINDS = ("full", "mla", "indexer")  # whose tokens DCP shares out
 
 def expert_param_share(model: Model) -> float:
     """Share of the parameters that are routed experts."""
-    return sum(t.params for t in model.tensors if t.split == "expert") / model.params_exact
+    return model.expert_params / model.params_exact
 
 
 def layout_text(d: Deployment) -> str:
@@ -2959,6 +2964,7 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
     short = pool.blocks_per_request > pool.blocks - 1 if pool else found.concurrency < 1
     empty = memory.available_bytes <= (pool.block_bytes if pool else 0) or not found.tokens
     needed = (memory.weights_bytes + memory.reserve_bytes) / memory.total_bytes
+    taken = f"{needed:.0%} of" if needed < 10 else f"{needed:,.0f} times"
     held = "" if vllm else f" the pool of {count(found.tokens)}"
     reasons = (
         ("length", vllm and 0 < m.max_len < s.max_model_len,
@@ -2967,8 +2973,8 @@ def refusals_of(d: Deployment, s: Settings, found: EngineAnswer) -> List[Refusal
          f"{s.max_num_batched_tokens} is under max_num_seqs {s.max_num_seqs}"),
         ("share", vllm and memory.requested_bytes > memory.total_bytes - CONTEXT_GIB * GIB,
          "free memory is less than the utilisation asks for"),
-        ("room", empty, f"no memory is left for the KV cache: {needed:.0%} of the GPU goes "
-         "to weights, activations and buffers"),
+        ("room", empty, f"no memory is left for the KV cache: {taken} the GPU goes to weights, "
+         "activations and buffers"),
         ("room", short and not empty,
          f"one request of {count(s.max_model_len)} tokens does not fit{held}"),
         ("states", pool and any(g.kind == "state" for g in pool.groups)
@@ -3823,14 +3829,62 @@ def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
             / cal.prefill_link_share)
 
 
+@lru_cache(maxsize=64)
+def past_prefix(input_len: Lengths, shared: int) -> Tuple[float, float]:
+    """Mean tokens of a prompt past the shared prefix, and their standard deviation.
+
+    At least one of each prompt: loadgen and real clients send the whole prefix, so a prompt drawn
+    shorter becomes the prefix and one token.
+    """
+    lengths = [input_len.quantile((i + 0.5) / GRID) for i in range(GRID)]
+    short = math.fsum(max(0.0, shared + 1 - length) for length in lengths) / GRID
+    fresh = [max(1.0, length - shared) for length in lengths]
+    middle = math.fsum(fresh) / GRID
+    spread = math.sqrt(math.fsum((tokens - middle)**2 for tokens in fresh) / GRID)
+    return input_len.mean - shared + short, spread
+
+
+GRID = 64  # lengths, equally likely, that stand for a distribution
+
+
+def uncached_prefill_s(d: Deployment, tokens: float, shared: int, cal: Calibration) -> float:
+    """GPU time of so many tokens of a prompt that follow a shared prefix, itself cached [s]."""
+    cached = expected_prefill_s(d, shared, cal) if shared else 0.0
+    return expected_prefill_s(d, shared + tokens, cal) - cached
+
+
+def prompt_prefill_s(d: Deployment, cal: Calibration) -> float:
+    """GPU time of the mean prompt, past its shared prefix [s]."""
+    return uncached_prefill_s(d, d.fresh_tokens, d.shared_tokens, cal)
+
+
+def chunk_s(d: Deployment, cal: Calibration) -> float:
+    """The prefill that one step takes on at most [s]."""
+    return prompt_prefill_s(d, cal) * CHUNK_TOKENS / d.fresh_tokens
+
+
+CHUNK_TOKENS = 8192  # of a step: vLLM's and SGLang's own on GPUs of 80 GB
+
+
+def most_running(d: Deployment) -> int:
+    """Sequences that the KV pool of a replica holds at once: of their mean length where lengths are
+    given, since blocks fill as tokens come, else of ctx."""
+    each = sequence_bytes(d, d.history_tokens if d.output_tokens else d.ctx_tokens)
+    return int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
+
+
 def running_batch(d: Deployment, asked: int) -> int:
-    """Of so many in flight, those that the KV pool of a replica holds at their mean length.
+    """Of so many in flight, those that the KV pool of a replica holds.
 
     The rest wait. Where the weights leave no pool at all, all of them: as if it did fit.
     """
-    pool = memory_of(d).pool_bytes
-    each = sequence_bytes(d, d.history_tokens) / d.attention_dp
-    return min(asked, max(1, int(pool / each))) if pool > 0 else asked
+    return min(asked, max(1, most_running(d))) if memory_of(d).pool_bytes > 0 else asked
+
+
+def band_s(d: Deployment, batch: float, tpot_s: float, cal: Calibration) -> Tuple[float, float]:
+    """The 80% band of an expected TPOT [s]; its low end no faster than the bound of the batch."""
+    bound = decode_step(d, max(1, int(batch))).step_s
+    return min(tpot_s, max(tpot_s * cal.low, bound)), tpot_s * cal.high
 
 
 def expected_of(d: Deployment, batch: int, cal: Calibration,
@@ -3838,22 +3892,25 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
     """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps.
 
     A request decodes for D = output * step + (batch - 1) * prefill * D / (D + TTFT): the others'
-    prompts that fall into its decode, each once in its time in the system. Of the batch,
-    D / (D + TTFT) decode at a time. Without an output length: decode alone.
+    prompts that fall into its decode, each once in its time in the system; a step takes a chunk of
+    them at most, and the rest of them makes the TTFT longer. Of the batch, D / (D + TTFT) decode at
+    a time. Without an output length: decode alone.
     held: rank_weights(d), where it is at hand.
     """
     held = held or rank_weights(d)
-    prefill, then = expected_prefill_s(d, d.prompt_tokens, cal), float(batch)
+    prefill, then = prompt_prefill_s(d, cal), float(batch)
     gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
+    chunk = chunk_s(d, cal)
     for _ in range(8):
         decoding, step = then, expected_terms(d, then, cal, held).step_s
         ttft = (cal.ttft_waits + cal.ttft_burst * batch) * (prefill + step)
         own, others = gaps * step, (batch - 1) * prefill
         less = own + others - ttft
-        decode_s = (less + math.sqrt(less * less + 4 * own * ttft)) / 2
+        decode_s = min((less + math.sqrt(less * less + 4 * own * ttft)) / 2, own + gaps * chunk)
+        ttft = max(ttft, others * (1 + step / chunk) - decode_s)
         then = max(1.0, (decoding + batch * decode_s / (decode_s + ttft)) / 2)
     tpot = decode_s / gaps
-    return Expected(batch, tpot, tpot * cal.low, tpot * cal.high, ttft,
+    return Expected(batch, tpot, *band_s(d, batch, tpot, cal), ttft,
                     batch * (gaps + 1) / (ttft + decode_s), cal.basis, decoding, step, tpot - step)
 
 
@@ -3901,6 +3958,8 @@ class Load(NamedTuple):
     def chunk_tokens(self) -> int:
         """Tokens a step: fewer, the stricter the inter-token latency."""
         return self.given_chunk or next(n for most_s, n in CHUNKS if self.slo_tpot_s <= most_s)
+
+
 SLOS = ("ttft", "tpot", "e2e")
 
 
@@ -3920,22 +3979,15 @@ class Replica:
 
     def __init__(self, d: Deployment, load: Load, cal: Calibration) -> None:
         """Hold the deployment, the load and the constants."""
-        from statistics import fmean, pstdev
         self.d, self.load, self.cal, self.held = d, load, cal, rank_weights(d)
         self.output, self.slots = load.output_len.mean, load.given_seqs or SEQS_MOST
-        self.prefill_s = self._prefill(load.input_len.mean)
-        self.p99_prefill_s = self._prefill(load.input_len.quantile(0.99))
-        fresh = [max(1.0, load.input_len.quantile((i + 0.5) / 64) - load.shared_tokens)
-                 for i in range(64)]
-        self.fresh_cv = pstdev(fresh) / fmean(fresh)  # of the service time, which M/G/1 wants
+        shared, long = load.shared_tokens, load.input_len.quantile(0.99)
+        self.fresh, spread = past_prefix(load.input_len, shared)
+        self.prefill_s, self.p99_prefill_s = (uncached_prefill_s(
+            d, tokens, shared, cal) for tokens in (self.fresh, max(1.0, long - shared)))
+        self.fresh_cv = spread / self.fresh  # of the service time, which M/G/1 wants
         each = sequence_bytes(d, load.context_tokens)
         self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
-
-    def _prefill(self, tokens: float) -> float:
-        """GPU time of a prompt less what its cached shared part saves [s]."""
-        shared = min(self.load.shared_tokens, max(0.0, tokens - 1))
-        cached = expected_prefill_s(self.d, shared, self.cal) if shared else 0.0
-        return expected_prefill_s(self.d, tokens, self.cal) - cached
 
     def at(self, batch: float) -> Steady:
         """The steady state with so many decoding: batch = rate * output * tpot, solved for rate.
@@ -3949,7 +4001,7 @@ class Replica:
         decode_s = expected_terms(self.d, batch, self.cal, self.held).step_s
         rate = batch / (self.output * decode_s + batch * self.prefill_s)
         tpot = decode_s + batch * self.prefill_s / self.output
-        steps = max(1.0, load.input_len.mean - load.shared_tokens) / load.chunk_tokens
+        steps = self.fresh / load.chunk_tokens
         wait, tail = self.wait(rate, self.prefill_s + decode_s * steps)
         own = decode_s * (1 + max(1.0, steps)) + self.prefill_s
         e2e = wait + own + tpot * max(0.0, self.output - 1)
@@ -3981,7 +4033,7 @@ class Replica:
 
     def at_rate(self, rate_rps: float) -> Steady:
         """The steady state at a rate, which must be below the sustained one."""
-        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 30,
+        return self.at(halved(0.0, float(max(1, self.kv_seqs)), 24,
                               lambda batch: self.at(batch).rate_rps < rate_rps)[1])
 
 
@@ -4004,7 +4056,7 @@ class Plan(NamedTuple):
 
     engine: str
     load: Load
-    rate_rps: float  # as asked, else what the replicas that the flags name bear
+    rate_rps: float  # as asked, else HEADROOM of what the replicas that the flags name sustain
     sustained: Optional[Steady]  # one replica, at most; None when one request is too much
     binding: str
     planned_tpot_s: float
@@ -4015,9 +4067,10 @@ class Plan(NamedTuple):
     fleet: int  # replicas that the flags name (--dp), else those needed
     steady: Optional[Steady]  # one of these replicas at its share of the peak rate
     max_model_len: int
+    seated: float  # in flight in one replica of the fleet, that batch slots are for
     max_num_seqs: int
     max_num_batched_tokens: int
-    borne_rps: float  # what a replica sustains within its batch slots
+    borne_rps: float  # what a replica sustains with SEQS_MARGIN in its batch slots
 
     @property
     def spares(self) -> int:
@@ -4030,9 +4083,12 @@ class Plan(NamedTuple):
         return self.sustained.rate_rps if self.sustained else 0.0
 
     @property
-    def in_flight_text(self) -> str:
-        """Requests in flight in one replica of the fleet."""
-        return count(self.in_flight / max(1, self.fleet))
+    def slots_text(self) -> str:
+        """Where max_num_seqs comes from."""
+        if self.load.given_seqs:
+            return f"as given; {count(self.seated)} in flight a replica"
+        most = f", at most {SEQS_MOST:,}" if self.seated * SEQS_MARGIN > SEQS_MOST else ""
+        return f"{count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4059,7 +4115,7 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
         binding = "weights"
     elif sequence_bytes(d, longest) > memory.pool_bytes:
         best, binding = None, "max_model_len"
-    rate = load.rate_rps or (best.rate_rps if best else 0.0) * d.replicas
+    rate = load.rate_rps or (best.rate_rps if best else 0.0) * HEADROOM * d.replicas
     replicas = (0 if not best else d.replicas if load.rate_rps is None
                 else max(1, replicas_for(rate, best.rate_rps)))
     fleet = d.replicas if d.replicas > 1 else replicas
@@ -4068,13 +4124,12 @@ def plan_of(d: Deployment, load: Load, cal: Calibration, engine: str) -> Plan:
     if tpot == math.inf or (best and tpot > LOOSE * best.tpot_s):
         tpot = steady.tpot_s if steady else 0.0
     in_flight = rate * (TTFT_ALLOWANCE_S + load.output_len.mean * tpot)
-    seqs = max(8, rounded_up(in_flight / max(1, fleet) * SEQS_MARGIN, 8),
-               rounded_up((steady.batch if steady else 0) * SEQS_MARGIN, 8))
-    slots = load.given_seqs or min(seqs, SEQS_MOST)
-    borne = (0.0 if not best else replica.at(slots).rate_rps if slots < best.batch
-             else best.rate_rps)
+    busiest = steady if load.rate_rps else best
+    seated = max(in_flight / max(1, fleet), busiest.batch if busiest else 0.0)
+    slots = load.given_seqs or min(max(8, rounded_up(seated * SEQS_MARGIN, 8)), SEQS_MOST)
+    borne = replica.at(min(best.batch, slots / SEQS_MARGIN)).rate_rps if best else 0.0
     return Plan(engine, load, rate, best, binding, tpot, in_flight, memory.max_seqs * d.ctx_tokens,
-                replicas, replicas * d.replica_gpus, fleet, steady, longest, slots,
+                replicas, replicas * d.replica_gpus, fleet, steady, longest, seated, slots,
                 load.chunk_tokens, borne)
 
 
@@ -4166,12 +4221,31 @@ class Case(NamedTuple):
     args: Any
     memory: Memory
     limit: int  # sequences of ctx tokens that one replica holds
-    batch: int  # that run at once: as asked, but never more than the limit
+    holds: int  # sequences that its KV pool lets run at once, by the lengths where given
+    slots: int  # and that --max-num-seqs does
+    batch: int  # that run at once: as asked, else the limit, but never more than these
     cal: Calibration = UNFITTED
     plan: Optional[Plan] = None  # where a load or SLO is asked about
     searched: bool = False
     ranked: Sequence[Candidate] = ()  # what a search found, the cheapest first
     tables: Mapping[str, Any] = {}  # of presets.json
+
+    def fleet_tok_s(self, tok_s: Callable[[int], float], batch: int = 0) -> Tuple[int, float]:
+        """Replicas that run the batch, and the tok/s of the others, given the tok/s of a batch.
+
+        --concurrency is shared out over the replicas, so some may run one fewer, or none.
+        """
+        batch, replicas = batch or self.batch, self.d.replicas
+        asked = self.args.concurrency or 0
+        fewer = min(batch, asked // replicas)
+        if not asked or fewer == batch:
+            return replicas, 0.0
+        busiest = asked % replicas
+        return busiest, (replicas - busiest) * tok_s(fewer) if fewer else 0.0
+
+    def bound_tok_s(self, batch: int, mbu: Optional[float] = None) -> float:
+        """The bound on the tok/s of one replica that runs so many."""
+        return batch / decode_step(self.d, batch, mbu=mbu).step_s
 
     @property
     def step(self) -> StepTime:
@@ -4203,7 +4277,10 @@ def case_of(d: Deployment, args: Any) -> Case:
     """The case of a deployment."""
     memory = memory_of(d)
     limit = int(memory.max_seqs)
-    return Case(d, args, memory, limit, min(d.asked or limit, limit))
+    holds, slots = most_running(d) if memory.fits else 0, sys.maxsize
+    if args and args.max_num_seqs:
+        slots = args.max_num_seqs * (1 if args.engine == "sglang" else d.attention_dp)
+    return Case(d, args, memory, limit, holds, slots, min(d.asked or limit, holds, slots))
 
 
 def say_model(case: Case, answer: Answer) -> None:
@@ -4264,8 +4341,8 @@ def notes_on(d: Deployment) -> List[str]:
         (crossing and far, f"{d.replica_gpus} GPUs are more than one server's: "
          + (f"{far.name} ({scaled(far.bytes_s, 'B/s')})" if far else "")
          + " assumed between, --link to change"),
-        (d.replicas > 1 and d.asked, f"--concurrency is for all {d.replicas} replicas: {d.asked} "
-         "in each"),
+        (d.replicas > 1 and d.asked, f"--concurrency is for all {d.replicas} replicas: at most "
+         f"{d.asked} in each"),
         (d.gpu.note, f"{d.gpu.name}: {d.gpu.note}"))
     return [*m.notes, *(note for holds, note in notes if holds)]
 
@@ -4310,7 +4387,7 @@ def say_memory(case: Case, answer: Answer) -> None:
             limit = f", at most {count(c.window)} tokens" if c.window else ""
             answer.say("", f"{c.layers} {c.kind} layers: {size}/" + (
                 "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
-    if memory.max_seqs < (d.asked or 1):
+    if not memory.fits or (d.asked or 1) > case.holds:
         say_short(case, d.asked or 1, answer)
 
 
@@ -4340,9 +4417,12 @@ def explain_cache(d: Deployment, cache: Cache, answer: Answer) -> None:
 def say_short(case: Case, wanted: int, answer: Answer) -> None:
     """By how much the deployment is too small for what was asked, and what would do."""
     d, memory = case.d, case.memory
-    short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * memory.sequence_bytes
-                       - memory.pool_bytes, "B", "seqs * sequence_bytes - (util * memory - weights "
-                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp)
+    if memory.fits and d.output_tokens:  # each takes what it has filled, not ctx
+        d = d._replace(ctx_tokens=math.ceil(d.history_tokens))
+    each = sequence_bytes(d, d.ctx_tokens)
+    short = answer.add("memory.short_bytes_per_gpu", wanted / d.attention_dp * each
+                       - memory.pool_bytes, "B", "seqs * each - (util * memory - weights "
+                       "- adapters - reserve)", BUDGET, seqs=wanted / d.attention_dp, each=each)
     need = f"{count(wanted)} sequences" if wanted > 1 else "one sequence"
     text = f"{short / GIB:.2f} GiB/GPU for {need} of {count(d.ctx_tokens)} tokens"
     if memory.pool_bytes <= 0:
@@ -4470,17 +4550,19 @@ def say_decode(case: Case, answer: Answer) -> None:
     if not case.memory.fits:
         answer.add("decode.table", [])
         return
-    for batch in ladder(limit, d.asked or 0):
+    most = min(case.holds, case.slots)
+    for batch in ladder(limit, d.asked or 0, case.batch):
         at, typical = decode_step(d, batch), decode_step(d, batch, mbu=TYPICAL_MBU).step_s
         terms = {"weights_s": at.weights_s, "kv_s": at.kv_s, "compute_s": at.compute_s}
         rows.append({"batch": batch, "step_s": at.step_s, **terms, "tok_s_per_seq": 1 / at.step_s,
                      "tok_s": batch / at.step_s, "bound_by": at.bound_by,
-                     "share": terms[f"{at.bound_by}_s"] / at.step_s, "fits": batch <= limit,
+                     "share": terms[f"{at.bound_by}_s"] / at.step_s, "fits": batch <= most,
                      "typical_step_s": typical, "typical_tok_s": batch / typical})
     answer.add("decode.table", rows)
     seqs, all_seqs = microbatch(d, case.batch)
     key = "decode.at_batch."
-    answer.add(key + "batch", case.batch, "sequences", source="--concurrency, at most the KV limit")
+    answer.add(key + "batch", case.batch, "sequences", source="--concurrency, at most what the KV "
+               "pool and --max-num-seqs let run")
     touched = 1.0
     if d.model.experts:
         touched = answer.work(key + "touched_share", "", "1 - (1 - top_k / experts) ** tokens",
@@ -4496,7 +4578,7 @@ def say_decode(case: Case, answer: Answer) -> None:
     answer.work(key + "tok_s", "tok/s", "batch / step_s", DECODE)
     answer.say("DECODE", f"bound ({d.mbu:.0%} MBU, {d.mfu:.0%} MFU), history "
                f"{count(d.history_tokens)}; * KV limit at ctx {count(d.ctx_tokens)}"
-               + ("; ! past it, would wait" if (d.asked or 0) > limit else ""))
+               + ("; ! would wait" if (d.asked or 0) > most else ""))
     answer.table(DECODED[:None if d.mbu == 1 else -2], (dict(row, batch_text=(
         f"{row['batch']}{'*' if row['batch'] == limit else ' ' if row['fits'] else '!'}"))
         for row in rows))
@@ -4505,6 +4587,8 @@ def say_decode(case: Case, answer: Answer) -> None:
 def in_ms(seconds: float) -> str:
     """Seconds as milliseconds with one decimal, two where small."""
     return f"{seconds / MS:.1f}" if seconds >= 0.1 * MS else f"{seconds / MS:.2f}"
+
+
 DECODED = (
     Column("batch_text", "batch", str), Column("step_s", "step ms", in_ms),
     Column("weights_s", "weights", in_ms), Column("kv_s", "KV", in_ms),
@@ -4584,8 +4668,10 @@ def say_layout(case: Case, answer: Answer) -> None:
                      f"elsewhere), no latency gain; {bubble:.0%} of the stages idle at batch 1, "
                      f"none from batch {d.pp}")
     if d.replicas > 1:
-        tok_s = answer.work("fleet.tok_s", "tok/s", "replicas * tok_s", "replicas share nothing",
-                            tok_s=case.batch / case.step.step_s)
+        busiest, others = case.fleet_tok_s(case.bound_tok_s)
+        tok_s = answer.work("fleet.tok_s", "tok/s", "busiest * tok_s + others_tok_s", "replicas "
+                            "share nothing; some may run one fewer, or none", busiest=busiest,
+                            tok_s=case.bound_tok_s(case.batch), others_tok_s=others)
         seqs = answer.work("fleet.max_seqs", "sequences", "replicas * max_seqs",
                            "replicas share nothing", max_seqs=case.memory.max_seqs)
         lines.append(f"DP={d.replicas}: {sequences_text(seqs)} sequences, "
@@ -4618,7 +4704,7 @@ def replicas_text(case: Case, answer: Answer) -> List[str]:
     """TP=N against N replicas of TP=1 on the same GPUs, at the same load, traffic included."""
     d = case.d
     single = d._replace(tp=1, dcp=1, ep=1, dp=1, asked=None)
-    limit = int(memory_of(single).max_seqs)
+    limit = most_running(single) if memory_of(single).fits else 0
     if d.ep > 1 or not limit:
         return [] if d.ep > 1 else [f"TP=1 would not fit, so {d.tp} replicas are no choice"]
     each = min(limit, case.batch // d.tp)
@@ -4646,9 +4732,10 @@ def say_binds(case: Case, answer: Answer) -> None:
         return
     sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
     answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
-    if d.asked and d.asked > case.limit:
-        text = (f"KV pool: {case.limit} of {d.asked} run, {d.asked - case.limit} wait; see "
-                "WOULD DO.")
+    if d.asked and d.asked > case.batch:
+        limit, cure = (("KV pool", "see WOULD DO") if case.holds <= case.slots else
+                       ("--max-num-seqs", "raise it"))
+        text = f"{limit}: {case.batch} of {d.asked} run, {d.asked - case.batch} wait; {cure}."
     elif sent > step.step_s:
         text = (f"traffic between GPUs, {figure(sent / MS)} ms beside a step of "
                 f"{figure(step.step_s / MS)} ms. Faster: fewer GPUs a replica, a faster --link.")
@@ -4701,59 +4788,42 @@ EXPECTATION = "constants of presets.json, fitted by tests/fit_expected.py"
 
 def say_expected(case: Case, answer: Answer) -> None:
     """What this batch will really do: TPOT with its band, output tokens a second, and the terms."""
-    d, cal, engine, key = case.d, case.cal, case.args.engine or "vllm", "expected."
+    d, engine = case.d, case.args.engine or "vllm"
     steady = case.plan.steady if case.plan and not d.asked else None
     asked = max(1, round(steady.batch)) if steady else d.asked or case.batch
     if not asked:
         answer.add("expected", None)
         return
-    batch = running_batch(d, asked)
-    e = expected_of(d, batch, cal)
-    answer.inputs(key, kv_limited=batch < asked, engine=engine, basis=e.basis)
-    answer.add(key + "batch", batch, "sequences", source="--concurrency, at most what the KV "
-               "pool holds at their mean length")
-    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
-               "prefill, or wait for it")
-    numbers = explain_terms(d, e.decoding, cal, answer)
-    answer.add(key + "ttft_s", e.ttft_s, "s", "(ttft_waits + ttft_burst * batch) * (prefill_s + "
-               "step_s)", "prompts wait for each other, as measured; within a factor of two",
-               **dict(numbers, prefill_s=expected_prefill_s(d, d.prompt_tokens, cal)))
-    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
-               "prompts is prefilled once in a request's time in the system; " + EXPECTATION)
-    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
-    for name, share in (("low", cal.low), ("high", cal.high)):
-        answer.work(f"{key}tpot_{name}_s", "s", "tpot_s * share", "80% band: " + e.basis,
-                    share=share)
-    tok_s = answer.add(key + "output_tok_s", e.output_tok_s * d.replicas, "tok/s", "replicas * "
-                       "batch * output / (ttft_s + (output - 1) * tpot_s)", "Little's law, closed "
-                       "loop", output=max(2.0, d.output_tokens or ENDLESS))
+    held = running_batch(d, asked)
+    batch = min(held, case.slots)
+    e = expected_of(d, batch, case.cal)
+    answer.inputs("expected.", kv_limited=batch == held < asked, engine=engine, basis=e.basis)
+    answer.add("expected.batch", batch, "sequences", source="--concurrency, at most what the KV "
+               "pool and --max-num-seqs let run")
+    explain_expected(d, e, case.cal, answer)
+    busiest, others = (d.replicas, 0.0) if steady else case.fleet_tok_s(
+        lambda batch: expected_of(d, batch, case.cal).output_tok_s, batch)
+    tok_s = answer.add("expected.output_tok_s", busiest * e.output_tok_s + others, "tok/s",
+                       "busiest * batch * output / (ttft_s + (output - 1) * tpot_s) + others_tok_s",
+                       "Little's law, closed loop; the replicas that run the batch, and the others",
+                       output=max(2.0, d.output_tokens or ENDLESS), busiest=busiest,
+                       others_tok_s=others)
     if steady:
-        return  # the plan says it, with the prefix cached
+        return  # the plan says it
     what = (f"TTFT about {figure(e.ttft_s / MS, 2)} ms (rough, no band)" if d.output_tokens
             else "prefill not counted without --output-len")
-    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch < asked else
+    if case.args.spec_accept is not None or case.args.spec_accept_len is not None:
+        what += ", without the drafter of --spec-accept"
+    if d.shared_tokens:
+        what += f", {count(d.fresh_tokens)} of a prompt past the shared prefix to prefill"
+    waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch == held < asked else
+             f"; --max-num-seqs lets {batch} of {asked} run, the rest wait" if batch < asked else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
                f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
 
 
-def explain_terms(d: Deployment, decoding: float, cal: Calibration, answer: Answer
-                  ) -> Dict[str, Any]:
-    """The steps from the constants to the expected decode step; their numbers."""
-    m, held, everywhere = d.model, rank_weights(d), max(1.0, decoding / d.pp)
-    terms = expected_terms(d, decoding, cal, held)
-    numbers = dict(
-        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
-        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
-        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
-        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
-        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
-        latent_layers=latent_layers(m))
-    for name, formula, source in EXPECTED_TERMS:
-        answer.add(f"expected.{name}", getattr(terms, name), "s", formula, source + EXPECTATION,
-                   **numbers)
-    return numbers
 EXPECTED_TERMS = (  # each term of the expected step, its formula or where it comes from
     ("weights_s", "(dense_read / mbu + expert_bytes * touched / expert_mbu) * pp / bandwidth", ""),
     ("kv_s", "seqs_per_gpu * kv_read_per_seq * pp / (bandwidth * kv_mbu)", ""),
@@ -4766,6 +4836,38 @@ EXPECTED_TERMS = (  # each term of the expected step, its formula or where it co
     ("sequences_s", "decoding * sequence_s", ""),
     ("step_s", "max(bound_s, max(compute_s, weights_s + kv_s) + layers_s + comm_s + sequences_s)",
      ""))
+
+
+def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answer) -> None:
+    """The steps from the constants to the expected TPOT."""
+    key, m, held = "expected.", d.model, rank_weights(d)
+    terms = expected_terms(d, e.decoding, cal, held)
+    everywhere = max(1.0, e.decoding / d.pp)
+    numbers = dict(
+        cal._asdict(), bound_s=terms.bound_s, dense_read=held.dense_bytes - held.unread_bytes,
+        expert_bytes=held.expert_bytes, touched=expected_touched(d, everywhere, cal),
+        seqs_per_gpu=max(1.0, everywhere / d.attention_dp), seqs=everywhere,
+        kv_read_per_seq=read_bytes(d, d.history_tokens), dense_params=dense_params(m),
+        expert_params=expert_params(m), layers=m.layers, expert_layers=m.expert_layers,
+        latent_layers=latent_layers(m))
+    answer.add(key + "decoding", e.decoding, "sequences", source="of the batch; the others are in "
+               "prefill, or wait for it")
+    for name, formula, source in EXPECTED_TERMS:
+        answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
+    gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
+    answer.add(key + "ttft_s", e.ttft_s, "s", "max((ttft_waits + ttft_burst * batch) * (prefill_s "
+               "+ step_s), (batch - 1) * prefill_s * (1 + step_s / chunk_s) - decode_s)", "prompts "
+               "wait for each other, as measured; within a factor of two", **dict(
+                   numbers, prefill_s=prompt_prefill_s(d, cal), chunk_s=chunk_s(d, cal),
+                   decode_s=gaps * e.tpot_s))
+    answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
+               "prompts is prefilled once in a request's time in the system, "
+               f"{count(CHUNK_TOKENS)} tokens a step at most; {EXPECTATION}")
+    answer.add(key + "tpot_s", e.tpot_s, "s", "step_s + prefill_s", EXPECTATION)
+    answer.work(key + "tpot_low_s", "s", "min(tpot_s, max(tpot_s * share, bound_of_batch_s))",
+                "80% band, no faster than the bound: " + e.basis, share=cal.low,
+                bound_of_batch_s=decode_step(d, e.batch).step_s)
+    answer.work(key + "tpot_high_s", "s", "tpot_s * share", "80% band: " + e.basis, share=cal.high)
 
 
 # The questions: each adds its section when its flag is given.
@@ -4923,10 +5025,13 @@ def say_cost(case: Case, answer: Answer) -> None:
                          gpu_price=args.gpu_price)
     tok_s, typical, basis = args.tok_s, None, "as measured (--tok-s)"
     if tok_s is None and batch:
-        tok_s = batch / case.step.step_s * d.replicas
+        busiest, others = case.fleet_tok_s(case.bound_tok_s)
+        tok_s = busiest * case.bound_tok_s(batch) + others
         basis = f"bound at batch {batch}, a ceiling no real run reaches"
         if d.mbu == 1:
-            typical = batch / decode_step(d, batch, mbu=TYPICAL_MBU).step_s * d.replicas
+            usual = partial(case.bound_tok_s, mbu=TYPICAL_MBU)
+            busiest, others = case.fleet_tok_s(usual)
+            typical = busiest * usual(batch) + others
     if not tok_s:
         answer.say("COST", f"${hourly:.2f}/h; no throughput to divide it by")
         return
@@ -4941,18 +5046,22 @@ def say_cost(case: Case, answer: Answer) -> None:
                         f"{TYPICAL_MFU:.0%} MFU, attention included", per_hour=hourly, tok_s=rate)
     lines = [line, f"${given:.3f} per 1M input tokens, prefill alone at {TYPICAL_MFU:.0%} MFU"]
     if d.output_tokens and typical:
-        busy_s = d.prompt_tokens / rate + d.output_tokens / typical
+        busy_s = d.fresh_tokens / rate + d.output_tokens / typical
         both = answer.add("cost.per_request", hourly * busy_s / HOUR_S, "$",
                           "per_hour / 3600 * (input / prefill_tok_s + output / decode_tok_s)",
                           "prefill and decode take turns on the same GPUs, at the usual shares",
-                          per_hour=hourly, input=d.prompt_tokens, prefill_tok_s=rate,
+                          per_hour=hourly, input=d.fresh_tokens, prefill_tok_s=rate,
                           output=d.output_tokens, decode_tok_s=typical)
-        lines.append(f"a request of {count(d.prompt_tokens)} in, {count(d.output_tokens)} out: "
-                     f"${both:.5f}, or ${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
+        cached = f" ({count(d.fresh_tokens)} past the shared prefix)" if d.shared_tokens else ""
+        lines.append(f"a request of {count(d.prompt_tokens)} in{cached}, "
+                     f"{count(d.output_tokens)} out: ${both:.5f}, or "
+                     f"${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
                      "with the input in it")
     answer.say("COST", *lines)
     if args.serverless_price is not None:
         say_break_even(case, answer, hourly, typical or tok_s)
+
+
 PER_1M = "per_hour / (tok_s * 3600) * 1e6"
 
 
@@ -5324,8 +5433,13 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
     answer.inputs("plan.", input_len=load.input_len.text, output_len=load.output_len.text)
     answer.add("plan.shared_prefix_tokens", load.shared_tokens, "tokens",
                source="--shared-prefix-len")
-    rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else "no rate: what it bears"
-    shared = f", {count(load.shared_tokens)} of it shared" if load.shared_tokens else ""
+    fresh = answer.add("plan.uncached_input_tokens", past_prefix(
+        load.input_len, load.shared_tokens)[0], "tokens", source="mean past the shared prefix; a "
+        "shorter prompt is the prefix and one token")
+    rate = f"peak {figure(load.rate_rps)} req/s" if load.rate_rps else (
+        f"no rate: {HEADROOM:.0%} of what it sustains")
+    shared = (f", {count(load.shared_tokens)} of it shared, {count(fresh)} past that on average"
+              if load.shared_tokens else "")
     answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
                f"{load.output_len.text}; {slo_text(load)}")
 
@@ -5354,8 +5468,9 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
-               f"{counted(least or 1, 'replica')} of {count(each)}; {plan.replicas} "
-               + ("hold them" if held >= wanted else "do NOT hold them by this rule"))
+               f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
+               f"planned {'' if held >= wanted else 'do NOT '}hold them"
+               + ("" if held >= wanted else " by this rule"))
 
 
 def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5366,8 +5481,9 @@ def plan_tpot_floor(case: Case, plan: Plan, answer: Answer) -> None:
     line = f"one stream {scaled(floor, 's')} at {TYPICAL_MBU:.0%} MBU"
     if plan.steady:
         tpot = answer.add("plan.tpot_s", plan.steady.tpot_s, "s", source=PLAN_SOURCE)
-        low = answer.add("plan.tpot_low_s", tpot * case.cal.low, "s", source=case.cal.basis)
-        high = answer.add("plan.tpot_high_s", tpot * case.cal.high, "s", source=case.cal.basis)
+        low, high = (answer.add(f"plan.tpot_{name}_s", value, "s", source=case.cal.basis)
+                     for name, value in zip(("low", "high"), band_s(
+                         case.d, plan.steady.batch, tpot, case.cal)))
         line += (f"; expected {scaled(tpot, 's')} ({figure(low / MS)} to {scaled(high, 's')}) with "
                  f"{figure(plan.steady.batch)} in flight a replica, prefills included")
     if load.slo_tpot_s < math.inf:
@@ -5430,9 +5546,9 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
         d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
     lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
-             f"{plan.max_num_seqs} ({plan.in_flight_text} in flight x "
-             f"{SEQS_MARGIN:g}); max-num-batched-tokens {plan.max_num_batched_tokens} (a full "
-             f"chunk holds every stream up {scaled(stall, 's')})"]
+             f"{plan.max_num_seqs} ({plan.slots_text}); max-num-batched-tokens "
+             f"{plan.max_num_batched_tokens} (a full chunk holds every stream up "
+             f"{scaled(stall, 's')})"]
     if rejected:
         lines.append(f"{rejected:.1%} of the requests are longer than the model's own "
                      f"{count(d.model.max_len)} tokens: the engine rejects them")
@@ -5475,6 +5591,8 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
         answer.add("plan.replicas", plan.replicas)
     answer.add("plan.spares", plan.spares, source="N+1")
     answer.add("plan.gpus", plan.gpus, "GPUs")
+    answer.add("plan.planned_rate_rps", plan.rate_rps, "req/s", source="--rate, else "
+               f"{HEADROOM:.0%} of what the replicas that the flags name sustain")
     lines = [f"one replica sustains {figure(rate)} req/s ({figure(best.batch)} in flight, TPOT "
              f"{scaled(best.tpot_s, 's')}, TTFT p99 {scaled(best.ttft_p99_s, 's')}, "
              f"{best.prefill_share:.0%} of it prefill); one more breaks "
@@ -5487,9 +5605,15 @@ def plan_scale_out(case: Case, plan: Plan, answer: Answer) -> None:
             lines.append(f"the {plan.fleet} replicas named (--dp) would run at "
                          f"{load.rate_rps / plan.fleet / rate:.0%} of what they sustain")
         lines.append(margins_text(case, plan, load.rate_rps, answer))
+    else:
+        lines.append(f"planned at {HEADROOM:.0%} of that: {figure(plan.rate_rps)} req/s on "
+                     f"{counted(plan.replicas, 'replica')} = {counted(plan.gpus, 'GPU')}")
+    answer.add("plan.rate_within_slots_rps", plan.borne_rps, "req/s", source=f"the same with "
+               f"{SEQS_MARGIN:g}x the mean in flight in max-num-seqs")
     if plan.borne_rps < rate:
-        lines.append(f"its {plan.max_num_seqs} slots cap it at {figure(plan.borne_rps)} req/s: "
-                     "enough for the plan, to be raised where a replica must carry more")
+        lines.append(f"its {plan.max_num_seqs} slots, {SEQS_MARGIN:g}x the mean in flight, are for "
+                     f"{figure(plan.borne_rps)} req/s: enough for the plan, to be raised where a "
+                     "replica must carry more")
     if plan.replicas > 1 and load.rate_rps:
         left = load.rate_rps / (plan.replicas - 1) / plan.borne_rps
         lines.append(f"with one replica down the others run at {left:.0%} of what they bear")
@@ -5542,8 +5666,8 @@ def disaggregation_text(case: Case, plan: Plan, answer: Answer) -> str:
                       bool(all(pools)) and sum(filter(None, pools)) < plan.replicas)
     answer.inputs("plan.disaggregation.", prefill_replicas=pools[0], decode_replicas=pools[1])
     answer.add("plan.disaggregation.kv_transfer_s", seconds, "s", source="--kv-link, or RDMA NDR")
-    shown = [count(n) if n else "no number of" for n in pools]
-    why = f"{shown[0]} replicas to prefill + {shown[1]} to decode against {plan.replicas} mixed"
+    shown = [counted(n, "replica") if n else "no number of replicas" for n in pools]
+    why = f"{shown[0]} to prefill + {shown[1]} to decode against {plan.replicas} mixed"
     if link and seconds:
         why += f"; {scaled(seconds, 's')} a request to ship KV over {link.name}"
     return f"P/D disaggregation {'would pay' if pays else 'would not pay'}: {why}"
@@ -5587,15 +5711,15 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     answer.lines.append("")
     answer.say("PLAN", f"{counted(plan.replicas, 'replica')} of {d.model.name} on "
                f"{d.replica_gpus}x {d.gpu.title} each ({layout_text(one_replica(case))}, weights "
-               f"{d.weights.name}, KV {d.kv.name}), {plan.gpus} GPUs; "
+               f"{d.weights.name}, KV {d.kv.name}), {counted(plan.gpus, 'GPU')}; "
                f"{plan.spares} more replica for N+1")
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
+    low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
                f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
-               f"expected, {count(plan.in_flight)} planned for")
+               f"expected, {count(plan.in_flight)} given room")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
-               f"band {figure(steady.tpot_s * cal.low / MS)} to "
-               f"{scaled(steady.tpot_s * cal.high, 's')}) on average, TTFT p99 about "
+               f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
     capped = (f" ({figure(plan.borne_rps)} within its {plan.max_num_seqs} slots)"
               if plan.borne_rps < plan.rate_per_replica_rps else "")
@@ -5609,6 +5733,7 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
 def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The bill over the tokens, at the peak and at the mean rate; input and output apart."""
     load, price = plan.load, case.args.gpu_price
+    peak = "at peak" if load.rate_rps else "at the planned rate"
     hourly = answer.add("plan.cost_per_hour", price and price * plan.gpus, "$")
     if not price or not plan.steady or not plan.replicas:
         answer.inputs("plan.cost_per_1m_", output=None, input=None, output_apart=None)
@@ -5616,10 +5741,10 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
             return []
         hours = per_1m(plan.gpus, plan.rate_rps * load.output_len.mean)
         why = f"no price of {case.d.gpu.name}" if case.args.prices else "--gpu-price for money"
-        return [f"{figure(hours)} GPU-hours per 1M output tokens at peak; {why}"]
+        return [f"{figure(hours)} GPU-hours per 1M output tokens {peak}; {why}"]
     share = plan.steady.prefill_share  # the rest of a busy replica's time is decode
     lines = []
-    for name, when, at in (("", "at peak", plan.rate_rps),
+    for name, when, at in (("", peak, plan.rate_rps),
                            ("_at_mean_rate", "at the mean rate", load.mean_rate_rps)):
         if not at:
             answer.add(f"plan.cost_per_1m_output{name}", None)
@@ -5641,8 +5766,9 @@ def plan_cost(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     """The same fixed point asked backwards: users, longest context, cheapest GPU."""
     d, best, load, one = case.d, plan.sustained, plan.load, plan.load.input_len
-    users = answer.add("plan.inverse.max_in_flight", best and int(best.batch * d.replicas),
-                       "requests", source=PLAN_SOURCE)
+    users = answer.add("plan.inverse.max_in_flight", best and int(d.replicas * min(
+        best.rate_rps * best.e2e_s, plan.max_num_seqs)), "requests", source=f"{LITTLE}, at the "
+        "sustained rate; at most one in each batch slot")
     asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
 
     def held(times: float) -> bool:
@@ -5655,8 +5781,8 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     longest = answer.add("plan.inverse.longest_context_tokens", int(
         low * one.mean + load.output_len.mean) if low > 1e-4 else 0, "tokens",
         source="every limit of the fixed point, prompts scaled, by bisection")
-    lines = [f"at most {count(users or 0)} users in flight on {d.replicas} replica"
-             f"{'s' * (d.replicas > 1)}; longest mean request with {asked} in flight: "
+    lines = [f"at most {counted(users or 0, 'user')} in flight on "
+             f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
@@ -5668,12 +5794,11 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
 def candidate_row(c: Candidate) -> Dict[str, Any]:
     """One line of the search's table."""
     d, plan = c.d, c.plan
-    rate = plan.load.rate_rps or plan.rate_per_replica_rps
     return {"gpu": d.gpu.name, "layout": layout_text(d), "weights": d.weights.name,
             "kv": d.kv.name, "replicas": plan.replicas, "gpus": plan.gpus,
             "rate_per_replica_rps": plan.rate_per_replica_rps, "per_hour": c.per_hour,
-            "cost_per_1m_output": c.per_hour and per_1m(c.per_hour, rate
-                                                        * plan.load.output_len.mean),
+            "cost_per_1m_output": c.per_hour and per_1m(
+                c.per_hour, plan.rate_rps * plan.load.output_len.mean),
             "tpot_s": plan.steady.tpot_s if plan.steady else None, "binding": plan.binding}
 
 
@@ -5706,7 +5831,8 @@ def say_search(case: Case, answer: Answer) -> None:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
                 kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
-                        f"{c.d.weights.name}, KV {c.d.kv.name}: {c.plan.gpus} GPUs{price}")
+                        f"{c.d.weights.name}, KV {c.d.kv.name}: "
+                        f"{counted(c.plan.gpus, 'GPU')}{price}")
                 break
         answer.say("", f"fewer bits need an accuracy check; without: {kept}")
     answer.lines.append("")
@@ -5743,7 +5869,7 @@ def step_profile(d: Deployment, batch: int, cal: Calibration) -> Dict[str, float
         "weights_s": nothing_read - fixed,
         "kv_s_per_token": (all_read - nothing_read) / (batch * d.history_tokens),
         "flop_s_per_token": (step(batch, False, True) - fixed) / batch,
-        "prefill_s_per_token": expected_prefill_s(d, d.prompt_tokens, cal) / d.prompt_tokens,
+        "prefill_s_per_token": prompt_prefill_s(d, cal) / d.fresh_tokens,
         "sequence_s": each, "overhead_s": one - each}
 
 
@@ -5925,8 +6051,8 @@ def run_shape(d: Deployment, run: Mapping[str, Any]) -> Deployment:
              or d.prompt_tokens)
     made = told_number(run, "output_tokens_mean") or d.output_tokens or 1.0
     fresh = max(1.0, given - (told_number(run, "cached_tokens_mean") or 0.0))
-    return d._replace(mbu=1.0, mfu=1.0, prompt_tokens=fresh, output_tokens=made,
-                      history_tokens=given + made / 2)
+    return d._replace(mbu=1.0, mfu=1.0, prompt_tokens=fresh, fresh_tokens=fresh, shared_tokens=0,
+                      output_tokens=made, history_tokens=given + made / 2)
 
 
 def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str, Any]:
@@ -6053,7 +6179,7 @@ def say_operating(case: Case, point: Optional[Mapping[str, Any]], knee: Knee,
             "replicas = ceil(peak rate / goodput per replica / 0.7)", rate=args.rate,
             goodput=goodput, measured_replicas=d.replicas, headroom=HEADROOM)
         lines.append(f"{figure(args.rate)} req/s / {figure(goodput / d.replicas)} a replica / "
-                     f"{HEADROOM} = {number} replicas")
+                     f"{HEADROOM} = {counted(number, 'replica')}")
     else:
         answer.add(key + "replicas", None)
     if point["rate_rps"] is None:
@@ -6430,7 +6556,7 @@ def why_tpot(at: Stand) -> Answered:
     pace = 1 / at.tpot_s / READING_TOK_S
     reader = (f"{figure(pace, 2)} times as fast as people read" if pace > 1 else
               f"slower than people read ({figure(READING_TOK_S, 2)})")
-    low_s, high_s = at.tpot_s * cal.low, at.tpot_s * cal.high
+    low_s, high_s = band_s(d, at.batch, at.tpot_s, cal)
     weights, kv = (seconds * bandwidth / d.pp for seconds in (step.weights_s, step.kv_s))
     return (f"Why is TPOT {scaled(at.tpot_s, 's')}?",
             f"bound by {side}: batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B "
@@ -6460,12 +6586,20 @@ def why_not_more(at: Stand) -> Answered:
     """The limit that one more in flight would break."""
     question, case, d, plan = "Why not more throughput?", at.case, at.case.d, at.case.plan
     if plan is None:
-        step_s = expected_step_s(d, case.limit, case.cal)
-        return (question, f"the KV pool is full at {case.limit} sequences of {count(d.ctx_tokens)} "
+        most, each, length = (
+            (case.holds, f"their mean {count(d.history_tokens)}", "that") if d.output_tokens else
+            (case.limit, count(d.ctx_tokens), "full"))
+        step_s = expected_step_s(d, min(most, case.slots), case.cal)
+        if case.slots < most:
+            return (question, f"--max-num-seqs lets {case.slots} run at once, "
+                    f"{count(case.slots / step_s)} tok/s expected there; the KV pool would hold "
+                    f"{most} sequences of {each}", f"a replica is set to serve {case.slots} at "
+                    "once; beyond, requests wait, so we allow more or add a replica")
+        return (question, f"the KV pool is full at {most} sequences of {each} "
                 f"({count(case.memory.max_seqs * d.ctx_tokens)} tokens), "
-                f"{count(case.limit / step_s)} tok/s expected there; past it the engine queues, or "
+                f"{count(most / step_s)} tok/s expected there; past it the engine queues, or "
                 "preempts and computes again",
-                f"a replica holds about {case.limit} conversations of full length at once; beyond, "
+                f"a replica holds about {most} conversations of {length} length at once; beyond, "
                 f"{SHORT_OF['kv']}, so we add a replica")
     best = plan.sustained
     if best is None:
@@ -6504,8 +6638,8 @@ def changed(case: Case, *changes: Change) -> Tuple[Deployment, Optional[Load]]:
 def bill(case: Case, *changes: Change) -> Optional[float]:
     """Price of 1M output tokens after some changes [$, GPU-hours where no price is known].
 
-    At the load, in whole replicas; without one, of a replica whose KV pool is full. None where it
-    does not work, or has no price.
+    At the load, in whole replicas; without one, of a replica with as many in flight as are asked
+    about, else with its KV pool full. None where it does not work, or has no price.
     """
     (d, load), args = changed(case, *changes), case.args
     price = price_of(args, d.gpu.name) if args.prices else 1.0
@@ -6514,15 +6648,13 @@ def bill(case: Case, *changes: Change) -> Optional[float]:
     engine = args.engine or "vllm"
     cal = calibration_of(d, engine, case.tables)
     if load is None:
-        batch = int(memory_of(d).max_seqs)
+        batch = min(most_running(d) if memory_of(d).fits else 0, d.asked or sys.maxsize)
         return per_1m(price * d.replica_gpus, batch / expected_step_s(d, batch, cal)
                       ) if batch else None
     plan = plan_of(d, load, cal, engine)
     if not plan.replicas:
         return None
-    rate, gpus = ((load.rate_rps, plan.gpus) if load.rate_rps
-                  else (plan.rate_per_replica_rps, d.replica_gpus))
-    return per_1m(price * gpus, rate * load.output_len.mean)
+    return per_1m(price * plan.gpus, plan.rate_rps * load.output_len.mean)
 
 
 def tp_choices(d: Deployment) -> List[int]:
@@ -6581,32 +6713,35 @@ def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
 
 
 def why_precision(at: Stand) -> Answered:
-    """What 16 bit would take, or what FP8 would save."""
-    case, d, base = at.case, at.case.d, bill(at.case)
+    """What 16 bit would take, or what FP8 would save: each at its cheapest TP, for as many."""
+    d = at.case.d
+    case = at.case._replace(d=d._replace(asked=at.batch))
+    base = bill(case)
     bf16_bytes = 2.0 * d.model.params
 
-    def billed_with(change: Mapping[str, Any]) -> Optional[float]:
-        return bill(case, Change("", "", change, {}, ""))
+    def cheapest(stored: Mapping[str, Any]) -> Tuple[float, int]:
+        """The least price that any TP has with weights and KV stored so, and that TP."""
+        bills = ((bill(case, Change("", "", {**stored, "tp": n}, {}, "")), n)
+                 for n in tp_choices(d) or [d.tp])
+        return min(((cost, n) for cost, n in bills if cost), default=(0.0, d.tp))
 
     if d.weight_bytes >= 0.99 * bf16_bytes and d.kv.bytes >= 2:
-        fp8 = billed_with({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
+        fp8, at_tp = cheapest({**weights_stored(d, "fp8"), "kv": KV["fp8"]})
         saves = "FP8 for weights and KV would " + (
-            f"cost {fp8 / base:.2f}x" if base and fp8 else "halve both")
+            f"cost {fp8 / base:.2f}x{f', at TP={at_tp}' * (at_tp != d.tp)}" if base and fp8 else
+            "halve both")
         return ("Why 16 bit?", f"{figure(d.weight_bytes / GIGA)} GB of weights, no accuracy "
                 f"question; {saves}; {EVAL}", f"the answers of the original model; {saves}, once "
                 "your test set shows the same answers")
-    wide = {**weights_stored(d, "bf16"), "kv": KV["bf16"]}
-    sizes = [n for n in tp_choices(d) if n >= d.tp] or [d.tp]
-    more = f"in 16 bit it does not do on this GPU, up to TP={sizes[-1]}"
-    told = "without it this kind of GPU would not do"
-    for n in sizes:
-        there, here = billed_with({**wide, "tp": n}), billed_with({"tp": n})
-        if there and here:
-            more = (f"in 16 bit the same costs {there / here:.2f}x" if n == d.tp else
-                    f"16 bit needs TP={n}, and there costs {there / here:.2f}x as much")
-            told = (f"without it, {there / here:.2f} times the price" if n == d.tp else
-                    f"without it each replica takes {n // d.tp} times the GPUs")
-            break
+    wide, at_tp = cheapest({**weights_stored(d, "bf16"), "kv": KV["bf16"]})
+    if wide and base:
+        more = (f"16 bit, at its cheapest on this GPU (TP={at_tp}), costs {wide / base:.2f}x as "
+                "much")
+        told = f"without it, {wide / base:.2g} times the price"
+    else:
+        more = ("as it is the load is not held, so there is no price to compare" if wide else
+                "in 16 bit it does not do on this GPU, at any TP")
+        told = "without it this kind of GPU would not do"
     parts: List[str] = []
     if d.weight_bytes < 0.99 * bf16_bytes:
         parts.append(f"{figure(d.weight_bytes / GIGA)} GB of weights to hold and to read instead "
@@ -6737,9 +6872,10 @@ def say_defend(case: Case, answer: Answer) -> None:
         answer.say("DEFEND", "it does not start, so there is nothing to defend; see WOULD DO")
         return
     batch, plan, d = operating_batch(case), case.plan, case.d
-    step_s = expected_step_s(d, batch, case.cal)
-    tpot_s = (Replica(d, plan.load, case.cal).at(batch).tpot_s if plan else
-              expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
+    steady = plan.steady if plan and not d.asked else None
+    step_s = expected_step_s(d, steady.batch if steady else batch, case.cal)
+    tpot_s = (steady.tpot_s if steady else Replica(d, plan.load, case.cal).at(batch).tpot_s if plan
+              else expected_of(d, batch, case.cal).tpot_s if d.output_tokens else step_s)
     found = [why(Stand(case, batch, step_s, tpot_s)) for why in DEFENCES]
     answer.add("defend", [dict(zip(("question", "researcher", "customer"), one)) for one in found])
     answer.lines += ["", "DEFEND       expected figures are estimates until measured"]
@@ -7188,8 +7324,7 @@ def launch_of(case: Case) -> Launch:
     slots, chunk = own.max_num_seqs, own.max_num_batched_tokens
     why = {}
     if plan:
-        why = {"max_num_seqs": f"Little's L x {SEQS_MARGIN:g}: "
-               f"{plan.in_flight_text} in flight a replica",
+        why = {"max_num_seqs": f"Little's L: {plan.slots_text}",
                "ctx": "p99.9 of input + output"}
     elif not args.max_num_seqs:
         held = int(case.average_seqs)
@@ -8190,17 +8325,14 @@ def load_of(args: Any) -> Optional[Load]:
     if args.input_len is None or args.output_len is None:
         raise UserError(f"--{sorted(asked)[0].replace('_', '-')} plans a fleet, which needs "
                         "--input-len and --output-len too, or --workload")
-    shared = args.shared_prefix_len or 0
-    if shared >= args.input_len.mean:
-        raise UserError(f"--shared-prefix-len {shared} is not less than the mean --input-len "
-                        f"{count(args.input_len.mean)}: the prefix is part of every prompt")
     if args.mean_rate and args.mean_rate > args.rate:
         raise UserError(f"--mean-rate {args.mean_rate:g} is more than the peak --rate "
                         f"{args.rate:g}")
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
-    return Load(args.rate, args.mean_rate, args.input_len, args.output_len, shared, ttft, tpot,
-                e2e, args.max_num_seqs, args.max_num_batched_tokens)
+    return Load(args.rate, args.mean_rate, args.input_len, args.output_len,
+                args.shared_prefix_len or 0, ttft, tpot, e2e, args.max_num_seqs,
+                args.max_num_batched_tokens)
 
 
 def price_of(args: Any, gpu: str) -> Optional[float]:
@@ -8223,6 +8355,10 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     weights, weight_bytes, source = weights_of(args, model)
     kv = precision_of("--kv", args.kv, args.kv_bytes, KV) or KV["bf16"]
     history, history_source, prompt, output = lengths_of(args)
+    shared = args.shared_prefix_len or 0
+    if shared >= prompt:
+        raise UserError(f"--shared-prefix-len {shared} is not less than the mean --input-len "
+                        f"{count(prompt)}: the prefix is part of every prompt")
     adapters = (lora_params(model, args.lora_rank) * args.lora_count * ACTIVATION_BYTES
                 if args.lora_rank else 0)
     d = Deployment(
@@ -8232,7 +8368,8 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
         parse_rate("ndr", links) if links else None, weights, weight_bytes, source,
         model.expert_byte_share if weight_bytes == model.weight_bytes
         else expert_param_share(model), kv, compute_on(gpu, weights), args.ctx, history,
-        history_source, prompt, output, None, adapters)
+        history_source, prompt, output, shared,
+        past_prefix(args.input_len, shared)[0] if shared else prompt, None, adapters)
     check_layout(d)
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 

@@ -480,7 +480,7 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "output, same grammar (default: 100)"),
         Flag("--random-range-ratio", range_ratio, "R", "make fixed lengths uniform, +-R of them"),
         Flag("--shared-prefix-len --random-prefix-len", natural, "TOKENS",
-             "of every prompt that are the same", 0),
+             "of every prompt that are the same (default: 0)"),
         Flag("--prefix-groups", whole, "N", "different shared prefixes", 1),
         Flag("--no-unique-prompts", None, "", "no nonce: prompts may repeat between runs"),
         Flag("--ignore-eos", None, "", "ask for the full output length (on by default)"),
@@ -704,11 +704,15 @@ def settle_load(args: Any, pasted: bool) -> None:
         if limit and getattr(args, f"slo_{name}_ms") is None:
             setattr(args, f"slo_{name}_ms", limit / MS)
     if not (args.trace or args.prompts or args.mix or args.workload):
+        shared = dig(args.deployed, "lengths", "shared_prefix")
+        if shared and args.input_len is args.shared_prefix_len is None:
+            args.shared_prefix_len = named("lengths.shared_prefix", natural)(str(shared))
         for name, key in (("input_len", "input"), ("output_len", "output")):
             text = dig(args.deployed, "lengths", key)
             if text and getattr(args, name) is None:
                 setattr(args, name, token_lengths(str(text)))
     settle_traffic(args)
+    args.shared_prefix_len = args.shared_prefix_len or 0
     if args.rate is None and not (args.sweep or args.find_goodput) and args.concurrency is None:
         refuse((not pasted, "no load; give --rate, --sweep, --find-goodput, --concurrency, "
                 "--trace or --mix"))
@@ -5578,6 +5582,7 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
 # Pure. Which symptoms of a table show in the runs, with their figures: what is likely behind each,
 # the knob in two engines' spelling, and the term of the step-time equation that the knob moves.
 # "High" is against the SLO; without one, against low load, or a ratio that needs no model.
+
 
 LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
 QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least

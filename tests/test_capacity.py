@@ -40,6 +40,49 @@ def text(line: str) -> str:
     return out
 
 
+class LinesAgree(unittest.TestCase):
+    """What runs at once is one number, whichever line of the answer says it."""
+
+    DENSE = "llama-3.1-70b -tp 2 --weights fp8 --kv fp8 "
+
+    def running(self, line: str) -> Tuple[int, str]:
+        """The batch of bound and expectation, which must be one; and the screen."""
+        found = ask(line)
+        batch = found["decode"]["at_batch"]["batch"]
+        self.assertEqual(found["expected"]["batch"], batch, line)
+        return batch, " ".join(text(line + " --gpu-price 2.5 --defend").split())
+
+    def test_with_lengths_as_many_run_as_the_pool_holds_of_that_length(self) -> None:
+        batch, out = self.running(self.DENSE + "--concurrency 60 --input-len 2000 --output-len 300")
+        self.assertEqual(batch, 60)
+        self.assertNotIn("wait;", out)
+        self.assertNotIn("SHORT", out)
+        batch, out = self.running(self.DENSE + "--concurrency 300 --input-len 2000 --output-len "
+                                  "300")
+        self.assertEqual(batch, 226)
+        self.assertIn("BINDS KV pool: 226 of 300 run, 74 wait", out)
+        self.assertIn("KV pool holds 226 of 300", out)
+        self.assertIn("SHORT 12.09 GiB/GPU for 300 sequences of 2,150 tokens", out)
+        self.assertIn("bound at batch 226", out)
+        self.assertIn("full at 226 sequences", out)
+        self.assertEqual(int(ask(self.DENSE)["memory"]["max_seqs"]), 59)
+
+    def test_without_lengths_as_many_run_as_the_pool_holds_of_ctx(self) -> None:
+        batch, out = self.running(self.DENSE + "--concurrency 100")
+        self.assertEqual(batch, 59)
+        self.assertIn("BINDS KV pool: 59 of 100 run, 41 wait", out)
+        self.assertIn("KV pool holds 59 of 100", out)
+
+    def test_max_num_seqs_is_the_limit_that_is_named_where_it_is_the_lower(self) -> None:
+        line = "llama-3.1-8b --concurrency 64 --max-num-seqs 8 --input-len 1000 --output-len 200"
+        batch, out = self.running(line)
+        self.assertEqual(batch, 8)
+        self.assertIn("--max-num-seqs lets 8 of 64 run", out)
+        self.assertIn("BINDS --max-num-seqs: 8 of 64 run, 56 wait", out)
+        self.assertIn("set to serve 8 at once", out)
+        self.assertFalse(ask(line)["expected"]["kv_limited"])
+
+
 class WorkedNumbers(unittest.TestCase):
     """Every figure of the serving spec, at its own printed precision."""
 
@@ -180,7 +223,8 @@ ODD = ("llama-3.1-70b --weights fp8 --kv fp8 --tp 2", "deepseek-v3 --gpu h200 --
        "llama-3.1-8b --spec-accept .7 --lora-rank 8 --gpu-price 2 --serverless-price 1 "
        "--storage 1 --kv-link ndr --rho .5 --dp 3", "llama-3.1-70b --tp 16 --dcp 2",
        "llama-3.1-70b --tp 2 --weights fp8 --rate 20 --mean-rate 5 --workload chat --gpu-price 2 "
-       "--shared-prefix-len 900", "deepseek-v3 --gpu h200 --rate 1 --workload rag --slo-tpot-ms 9")
+       "--shared-prefix-len 900", "deepseek-v3 --gpu h200 --rate 1 --workload rag --slo-tpot-ms 9",
+       "llama-3.1-8b --concurrency 65 --dp 2 --input-len 1000 --output-len 2")
 
 
 class Explained(unittest.TestCase):

@@ -111,6 +111,45 @@ class Asked(unittest.TestCase):
         self.assertLess(e["batch"], 64)
         self.assertIn(f"KV pool holds {e['batch']} of 64", " ".join(text(line).split()))
 
+    def test_streams_are_counted_where_replicas_share_them_unevenly(self) -> None:
+        def found(more: str) -> float:
+            return float(ask("llama-3.1-8b --gpu-price 2 " + more)["expected"]["output_tok_s"])
+
+        one, two = found("--concurrency 1"), found("--concurrency 2")
+        self.assertAlmostEqual(found("--concurrency 2 --dp 4"), 2 * one)
+        self.assertAlmostEqual(found("--concurrency 9 --dp 8"), two + 7 * one)
+        self.assertAlmostEqual(found("--concurrency 16 --dp 8"), 8 * two)
+        uneven = ask("llama-3.1-8b --gpu-price 2 --concurrency 9 --dp 8")
+        table = {row["batch"]: row["tok_s"] for row in uneven["decode"]["table"]}
+        self.assertAlmostEqual(uneven["fleet"]["tok_s"], table[2] + 7 * table[1])
+        self.assertAlmostEqual(uneven["cost"]["tok_s"], table[2] + 7 * table[1])
+
+    def test_a_drafter_is_not_in_the_expectation_and_that_is_said(self) -> None:
+        plain, drafted = text(LINE), text(LINE + " --spec-accept 0.8")
+        self.assertNotIn("drafter", plain.partition("EXPECT")[2].partition("BINDS")[0])
+        self.assertIn("without the drafter of --spec-accept", " ".join(drafted.split()))
+
+    def test_no_band_reaches_below_the_bound(self) -> None:
+        for line in ("qwen3-coder-next --gpu b200 --tp 1 --weights bf16 --concurrency 16 "
+                     "--input-len 128 --output-len 2048", "llama-3.1-8b --gpu mi300x --concurrency "
+                     "256 --input-len 128 --output-len 2048", LINE):
+            found = ask(line)
+            low, bound = found["expected"]["tpot_low_s"], found["decode"]["at_batch"]["step_s"]
+            self.assertGreaterEqual(low, bound, line)
+            self.assertLessEqual(low, found["expected"]["tpot_s"], line)
+
+    def test_a_step_takes_no_more_prefill_than_its_chunk(self) -> None:
+        def found(output: int) -> Any:
+            return ask(f"llama-3.1-8b --concurrency 64 --input-len 1000 --output-len {output}"
+                       )["expected"]
+
+        for output in (2, 3, 5, 9):
+            e = found(output)
+            self.assertLess(e["tpot_s"], 0.2, output)
+            self.assertLess(e["output_tok_s"] / output, 60)  # req/s: 18 ms of prefill each
+        self.assertAlmostEqual(found(2)["prefill_s"], found(3)["prefill_s"])
+        self.assertLess(found(200)["prefill_s"], found(2)["prefill_s"] / 5)
+
     def test_weights_that_do_not_fit_are_said_beside_their_expectation(self) -> None:
         out = text("llama-3.1-70b --weights bf16 --concurrency 8 --input-len 2000 --output-len 300")
         self.assertIn("as if they did", out)
@@ -119,6 +158,15 @@ class Asked(unittest.TestCase):
         short = ask(LINE)["expected"]
         long = ask(LINE.replace("--input-len 1024", "--input-len 4096"))["expected"]
         self.assertGreater(long["tpot_s"], short["tpot_s"] * 1.1)
+
+    def test_a_shared_prefix_is_not_prefilled_again(self) -> None:
+        line = LINE.replace("--input-len 1024", "--input-len 4096")
+        whole, fresh = ask(line)["expected"], ask(line + " --shared-prefix-len 3072")["expected"]
+        short = ask(LINE)["expected"]
+        self.assertLess(fresh["tpot_s"], whole["tpot_s"])
+        self.assertLess(short["prefill_s"], fresh["prefill_s"])  # attends to the prefix
+        self.assertIn("1,024 of a prompt past the shared prefix",
+                      " ".join(text(line + " --shared-prefix-len 3072").split()))
 
     def test_what_was_not_measured_has_a_wider_band_and_says_so(self) -> None:
         def width(line: str) -> float:

@@ -285,7 +285,8 @@ class Measured(unittest.TestCase):
                 self.assertEqual((again[0], again[2]), (0, ""), line)
                 first, second = json.loads(out), json.loads(again[1])
                 for part in ("model", "deployment", "memory"):
-                    for key in ("history_tokens", "weight_source"):  # the run's; words
+                    for key in ("history_tokens", "short_bytes_per_gpu", "would_fit",
+                                "weight_source"):  # of the run's lengths; words
                         first[part].pop(key, None), second[part].pop(key, None)
                     self.assertEqual(first[part], second[part], line)
 
@@ -410,6 +411,21 @@ class Defend(unittest.TestCase):
         for part in ("bound by memory", "batch 59", "32.88 GiB of weights", "18.44 GiB of KV",
                      "3.35 TB/s", "16.45 ms at 100%", "MBU"):
             self.assertIn(part, tpot["researcher"])
+
+    def test_the_plan_and_its_defence_give_one_tpot(self) -> None:
+        tpot_s = ask(PLAN)["plan"]["tpot_s"]
+        told = self.asked(PLAN)[0]
+        self.assertEqual(told["question"], f"Why is TPOT {capacity.scaled(tpot_s, 's')}?")
+
+    def test_16_bit_is_priced_at_its_own_cheapest_layout(self) -> None:
+        gpus = [ask(line)["plan"]["gpus"] for line in (
+            PLAN, PLAN.replace("-tp 2 --weights fp8 --kv fp8", "-tp 4 --weights bf16 --kv bf16"))]
+        told = ask(PLAN + " --defend")["defend"][2]
+        self.assertIn(f"(TP=4), costs {gpus[1] / gpus[0]:.2f}x as much", told["researcher"])
+        told = ask("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --concurrency 59 --defend")
+        ratio = re.search(r"TP=4\), costs ([\d.]+)x", told["defend"][2]["researcher"])
+        assert ratio, told["defend"][2]
+        self.assertAlmostEqual(float(ratio[1]), 2, delta=0.1)  # half the hardware, half the price
 
     def test_speculation_pays_at_batch_60_where_the_formulas_say_so(self) -> None:
         found = self.asked("llama-3.1-70b -tp 2 --weights fp8 --kv fp8")[3]

@@ -4,11 +4,13 @@ import json
 import math
 import os
 import sys
+import tempfile
 import unittest
-from typing import Any
+from typing import Any, List
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import capacity
+import loadgen
 from tests.test_capacity import ask, run, text
 
 WORKED = ("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --rate 20 "
@@ -68,6 +70,10 @@ class TheRunbook(unittest.TestCase):
         self.assertAlmostEqual(plan["cost_per_1m_output_at_mean_rate"],
                                plan["cost_per_1m_output"] * 20 / 8)
 
+    def test_the_expectation_beside_the_plan_counts_the_prefix_as_cached_too(self) -> None:
+        whole = ask(WORKED)
+        self.assertAlmostEqual(whole["expected"]["tpot_s"] / whole["plan"]["tpot_s"], 1, delta=0.05)
+
     def test_the_screen_has_nine_steps_and_five_lines_for_a_customer(self) -> None:
         out = text(WORKED)
         for label in ("1 COLLECT", "2 FIT", "3 TPOT FLOOR", "4 TTFT FLOOR", "5 CONFIGURE",
@@ -126,6 +132,51 @@ class TheFixedPoint(unittest.TestCase):
         self.assertIn("not even one request", text(line))
 
 
+class AgainstTheSimulator(unittest.TestCase):
+    """The plan beside loadgen's engine, which takes the step times that --save writes."""
+
+    @staticmethod
+    def sent(n_in: str, shared: int, rate_rps: float, number: int) -> loadgen.Plan:
+        work = loadgen.Work(loadgen.parse_lengths(n_in), loadgen.parse_lengths("300"), shared, 1)
+        load = loadgen.Load(rate_rps, None, 1.0, number, None, None)
+        return loadgen.make_plan(load, work, 1, 1.0)
+
+    def test_a_prompt_shorter_than_the_shared_prefix_is_as_loadgen_sends_it(self) -> None:
+        for text_in, shared in (("lognormal:mean=2000,cv=0.5", 1500), ("uniform:100..4000", 1000),
+                                ("lognormal:mean=2000,cv=0.5", 0), ("2000", 1500)):
+            sent = [r.n_in - shared for r in self.sent(text_in, shared, 1.0, 20_000).requests]
+            planned, _ = capacity.past_prefix(capacity.parse_lengths(text_in), shared)
+            self.assertAlmostEqual(planned / (sum(sent) / len(sent)), 1, delta=0.01, msg=text_in)
+
+    def test_loadgen_takes_the_shared_prefix_with_the_lengths_of_the_deployment(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "deploy.json")
+            ask(f"{WORKED} --save {path}")
+            for more, shared in (("", 1500), (" --output-len 9", 1500), (" --input-len 200", 0),
+                                 (" --shared-prefix-len 0", 0), (" --shared-prefix-len 7", 7)):
+                for how in ("--simulate", "--mock", "--mock --deployment"):
+                    args = loadgen.parse_args(f"{how} {path} --rate 1{more}".split())
+                    self.assertEqual(args.shared_prefix_len, shared, how + more)
+
+    def attainment(self, profile: loadgen.Profile, rate_rps: float) -> float:
+        plan = self.sent("lognormal:mean=2000,cv=0.5", 1500, rate_rps, 3000)
+        records = loadgen.simulate_plan(plan, 3, profile).records
+        slo = loadgen.Slo(0.8, 0.05, None, 0.99)
+        return sum(slo.met(r) for r in records) / len(records)
+
+    def test_the_simulator_keeps_the_slo_at_a_tenth_less_than_the_plan_says_and_not_at_a_tenth_more(
+            self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "deploy.json")
+            plan = ask(f"{WORKED} --save {path}")["plan"]
+            profile = loadgen.profile_from(loadgen.read_json(path))
+        for slots, rate in ((profile.max_num_seqs, plan["rate_within_slots_rps"]),
+                            (1024, plan["rate_per_replica_rps"])):
+            engine = profile._replace(max_num_seqs=slots)
+            self.assertGreater(self.attainment(engine, 0.9 * rate), 0.985)
+            self.assertLess(self.attainment(engine, 1.1 * rate), 0.98)
+
+
 class TheSearch(unittest.TestCase):
     """Without --tp and --weights the deployment is found, not given."""
 
@@ -146,6 +197,23 @@ class TheSearch(unittest.TestCase):
                     f"--kv {row['kv']}")["plan"]
         self.assertEqual(again["replicas"], row["replicas"])
         self.assertAlmostEqual(again["rate_per_replica_rps"], row["rate_per_replica_rps"])
+
+    def test_the_lengths_are_walked_once_for_all_candidates(self) -> None:
+        calls: List[float] = []
+        args, tables = capacity.parse_args(self.LINE.split()), capacity.presets()
+        plain = args.input_len
+
+        def quantile(q: float) -> float:
+            calls.append(q)
+            return float(plain.quantile(q))
+
+        args.input_len = plain._replace(quantile=quantile)
+        d, load = capacity.deployment_of(args, tables), capacity.load_of(args)
+        assert load is not None
+        found = capacity.search(d, args, load, tables)
+        self.assertGreater(len(found), 100)
+        tried = len(capacity.candidates(d, args, tables))
+        self.assertLess(len(calls), 4 * tried + 2 * capacity.GRID)
 
     def test_what_was_given_is_kept(self) -> None:
         ranked = ask(self.LINE + " --gpu h200 --kv bf16")["plan"]["ranked"]
@@ -174,6 +242,35 @@ class Inputs(unittest.TestCase):
         self.assertGreater(inverse["max_in_flight"], 16)
         memory = ask(f"llama-3.1-8b --ctx {longest}")["memory"]
         self.assertGreaterEqual(memory["max_seqs"], 16)
+
+    def test_without_a_rate_the_plan_is_that_of_the_rate_it_says_it_plans(self) -> None:
+        for line in ("llama-3.1-8b --tp 1 --weights fp8 --input-len 2000 --output-len 300 "
+                     "--slo-ttft-ms 1000 --slo-tpot-ms 40",
+                     "llama-3.1-8b --gpu 4090 --tp 1 --weights fp8 --input-len 2000 --output-len "
+                     "300 --slo-ttft-ms 500 --slo-tpot-ms 20"):
+            free = ask(line)["plan"]
+            self.assertAlmostEqual(free["planned_rate_rps"], 0.7 * free["rate_per_replica_rps"])
+            asked = ask(f"{line} --rate {free['planned_rate_rps']:.9f}")["plan"]
+            for key in ("replicas", "in_flight", "tpot_s", "ttft_p99_s", "batch_per_replica"):
+                self.assertAlmostEqual(free[key], asked[key], places=6, msg=key)
+            self.assertGreaterEqual(free["inverse"]["max_in_flight"], round(free["in_flight"]))
+            out = " ".join(text(line).split())
+            self.assertIn(f"LOAD up to {capacity.figure(free['planned_rate_rps'])} requests/s", out)
+            self.assertIn(f"LIMIT {capacity.figure(free['rate_per_replica_rps'])} requests/s", out)
+
+    def test_slots_that_were_given_are_not_said_to_follow_from_the_load(self) -> None:
+        self.assertIn("max-num-seqs 160 (as given;", text(WORKED + " --max-num-seqs 160"))
+        self.assertRegex(text(WORKED), r"max-num-seqs 64 \(\d+ in flight a replica x 1.3\)")
+
+    def test_one_of_a_thing_is_singular(self) -> None:
+        for line in (WORKED, WORKED.replace("--rate 20", "--rate 1"), "llama-3.1-8b --tp 1 "
+                     "--input-len 2000 --output-len 300 --slo-ttft-ms 1000 --slo-tpot-ms 40 "
+                     "--autoscale"):
+            self.assertNotRegex(text(line), r"\b1 (replicas|GPUs|users)\b", line)
+
+    def test_no_more_users_are_promised_than_have_a_batch_slot(self) -> None:
+        plan = ask(WORKED)["plan"]
+        self.assertLessEqual(plan["inverse"]["max_in_flight"], plan["max_num_seqs"])
 
     def test_what_cannot_be_planned_is_refused_in_one_line(self) -> None:
         for more, word in (("--rate 5", "--input-len"), ("--workload nosuch", "workload"),
