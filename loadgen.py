@@ -2010,7 +2010,7 @@ class Body:
     def _size_line(self, line: bytes) -> None:
         size = line.partition(b";")[0].strip()  # its extensions are ignored
         try:
-            if not size.isalnum() or len(size) > 16:
+            if not size.isalnum() or b"x" in size.lower() or len(size) > 16:
                 raise ValueError
             self._left = int(size, 16)
         except ValueError:
@@ -4572,7 +4572,8 @@ def in_flight_mean(records: Records, span: Tuple[int, int]) -> Optional[float]:
     start_ns, end_ns = span
     if end_ns <= start_ns:
         return None
-    held = sum(max(0, min(r.end_ns or end_ns, end_ns) - max(r.due_ns, start_ns)) for r in records)
+    held = sum(max(0, min(end_ns if r.end_ns is None else r.end_ns, end_ns)
+                   - max(r.due_ns, start_ns)) for r in records)
     return held / (end_ns - start_ns)
 
 
@@ -8911,9 +8912,10 @@ def compare_spread(name: str, key: str, sides: Tuple[Side, Side], blocks: int, e
     for share in (0.5, 0.99):
         a, b = (percentile([v for v, _ in side], share) for side in sides)
         edges: Edges = (None, None)
-        if draws and blocks >= BLOCKS_FEWEST and (enough or share == 0.5):
-            found = [[weighted(side, weights, share) if any(weights) else 0.0 for side in sides]
-                     for weights in draws]
+        held = min(len({block for _, block in side}) for side in sides)
+        if draws and held >= BLOCKS_FEWEST and (enough or share == 0.5):
+            drawn = [w for w in draws if all(any(w[block] for _, block in s) for s in sides)]
+            found = [[weighted(side, weights, share) for side in sides] for weights in drawn]
             edges = bounds([less(y, x) for x, y in found], blocks)
         rows.append(diff_row(f"{name} p{share * 100:g}", f"{key} p{share * 100:g}", (a, b), edges))
     return rows

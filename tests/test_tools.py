@@ -483,6 +483,13 @@ class DifferenceOfTwoRuns(unittest.TestCase):
         self.assertEqual({row["answer"] for row in none["metrics"]},
                          {"not enough requests to tell"})
 
+    def test_a_latency_that_one_request_has_tells_nothing(self) -> None:
+        a, b = noisy(1, 150), noisy(2, 150)
+        for run in (a, b):
+            for made in run[1:]:
+                made.n_out = 1  # so that one request alone has a TPOT
+        self.assertEqual(self.answers(a, b)["TPOT p50"], "not enough requests to tell")
+
     def test_runs_that_meet_the_slo_alike_leave_room_for_chance(self) -> None:
         slo = Slo(1.0, None, None, 0.99)
         found = loadgen.compare(noisy(1, 150), noisy(2, 150), slo, 10.0)["metrics"]

@@ -430,6 +430,7 @@ class Framing(unittest.TestCase):
             b"zz\r\n",
             b"+5\r\n",
             b"-1\r\n",
+            b"0x10\r\n",
             b"\r\n\r\n",
             b"5\r\nabcdefg\r\n",
             b"1" * 2000,
