@@ -5717,7 +5717,7 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
                f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
-               f"expected, {count(plan.in_flight)} given room")
+               f"expected, room for {count(plan.in_flight)} planned")
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
                f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
