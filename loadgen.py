@@ -4966,6 +4966,7 @@ MODEL_SD, MODEL_SD_N, MODEL_ODDS_SD = 0.035, 1.2, 0.4
 ENOUGH_MISSES = 20  # to learn from; with fewer near the knee, those of a jam must do,
 MODEL_FAR_SD = 0.08  # and a jam's are more at the same level: more prompts come between the tokens
 DRAIN_DOUBT = 5.0  # of log likelihood: there are many drains to choose from
+ALIKE = 10.0  # two causes as likely as that: the error has half of what they differ by
 # Of a queue that grows: shown by chance; not shown; how near capacity either is as likely.
 FALSE_ALARM, NO_ALARM, GROWTH_SD = 0.03, 0.3, 0.03
 CERTAIN_N = 100  # measured requests after which a queue is taken to grow
@@ -5133,12 +5134,16 @@ def lives_of(samples: Sequence[Sample], causes: Sequence[Cause]) -> List[Life]:
 
 
 def learn(lives: Sequence[Life], near: Sequence[Life], causes: Sequence[Cause],
-          bins: int = 24) -> Optional[Model]:
-    """The model that these requests teach, first by those near the knee; None of too few."""
+          bins: int = 24) -> List[Model]:
+    """The models that these requests teach, first by those near the knee; none of too few.
+
+    The likeliest cause of misses makes one, and the likeliest of the other kind, a crowd or
+    prompts, where it is nearly as likely.
+    """
     good = sorted((life for life in near if life.ok), key=lambda life: life.mean)
     n = len(good)
     if n < 2 * bins:
-        return None
+        return []
     groups = [good[i * n // bins:(i + 1) * n // bins] for i in range(bins)]
 
     def spread(weight: float) -> float:
@@ -5158,8 +5163,11 @@ def learn(lives: Sequence[Life], near: Sequence[Life], causes: Sequence[Cause],
     top = 3 * math.ceil(at[-1]) + 50
     slow = [between(at, took, float(k)) for k in range(top)]
     told = near if sum(not life.met for life in near) >= ENOUGH_MISSES else lives
-    _, cause, edges, risks = max(risk_of(told, i, cause) for i, cause in enumerate(causes))
-    return Model(slow, [(x.n_in, x.n_out) for x in good], weight, size, cause, edges, risks)
+    tried = sorted((risk_of(told, i, cause) for i, cause in enumerate(causes)), reverse=True)
+    kinds = {bool(risk.cause.drain): risk for risk in reversed(tried)}  # the likeliest of each
+    return [Model(slow, [(x.n_in, x.n_out) for x in good], weight, size, *risk[1:])
+            for risk in sorted(kinds.values(), reverse=True)
+            if risk.likelihood > tried[0].likelihood - ALIKE]
 
 
 def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -5179,9 +5187,17 @@ def between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return max(ys[0] / 2, ys[i] + slope * (x - xs[i]))
 
 
-def risk_of(lives: Sequence[Life], index: int, cause: Cause
-            ) -> Tuple[float, Cause, List[float], List[float]]:
-    """(log likelihood, cause, edges, risks): the share of misses as a rising step function."""
+class Risk(NamedTuple):
+    """The share of misses as a rising step function of how high a cause stands."""
+
+    likelihood: float  # its logarithm
+    cause: Cause
+    edges: List[float]  # of the cause's level, ascending
+    risks: List[float]  # from each edge on
+
+
+def risk_of(lives: Sequence[Life], index: int, cause: Cause) -> Risk:
+    """The step function nearest to these requests."""
     pairs = sorted((life.levels[index], not life.met) for life in lives)
     least = 0.02 * pairs[len(pairs) // 2][0] if cause.drain else 0.5
     edges: List[float] = []
@@ -5197,7 +5213,7 @@ def risk_of(lives: Sequence[Life], index: int, cause: Cause
     risks = isotonic([m / n for m, n in zip(missed, number)], [float(n) for n in number])
     likelihood = math.fsum(m * math.log(r) + (n - m) * math.log1p(-r)
                            for m, n, r in zip(missed, number, risks) if 0 < r < 1)
-    return likelihood - (DRAIN_DOUBT if cause.drain else 0), cause, edges, risks
+    return Risk(likelihood - (DRAIN_DOUBT if cause.drain else 0), cause, edges, risks)
 
 
 def company(slow: Sequence[float], due: Sequence[float], works: Sequence[float]
@@ -5249,7 +5265,7 @@ def model_knee(model: Model, unit_due: Sequence[float], sizes: Sequence[Tuple[in
         value = odds(x)
         low, high = (x, high) if value <= 0 else (low, x)
         if before is not None and max(abs(value), abs(before[1])) < 5:
-            slope = min(30.0, max(2.0, (value - before[1]) / (x - before[0])))
+            slope = min(30.0, max(1.0, (value - before[1]) / (x - before[0])))
         if before is not None and (abs(value) < 0.1 or high - low < 0.005):
             return math.exp(x), slope
         before = x, value
@@ -5315,7 +5331,9 @@ def fit_knee(points: Sequence[PointResult], target: float,
     aim = log_odds(1 - target)
     centre, sd, slope = prior or (rough_knee(points, target), math.inf, 12.0)
     factor = clustering([p for p in points if not fails(p, target)])
-    xs = [centre + (i - 120) * 0.005 for i in range(241)]
+    reach = 120 if sd == math.inf else max(120, round(3 * sd / 0.005))  # of the grid, each way
+    width = math.log(NEAR) if sd == math.inf else max(math.log(NEAR), 2 * sd)
+    xs = [centre + i * 0.005 for i in range(-reach, reach + 1)]
     slopes = [slope * math.exp(0.25 * j) for j in range(-4, 5)]
     facts = []
     for p in points:
@@ -5323,7 +5341,7 @@ def fit_knee(points: Sequence[PointResult], target: float,
         if met:
             x = math.log(p.rate_rps)
             own = max(factor, autocorrelation_factor([float(m) for m in met]))
-            worth = math.exp(-0.5 * ((x - centre) / math.log(NEAR)) ** 2) / own
+            worth = math.exp(-0.5 * ((x - centre) / width) ** 2) / own
             facts.append((x, (len(met) - sum(met)) * worth, sum(met) * worth,
                           p.verdict == "UNSTABLE" or sum(met) < 0.7 * len(met)))
     grown = [math.log(p.rate_rps) for p in points if p.verdict == "UNSTABLE" and fails(p, target)]
@@ -5380,29 +5398,28 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
              for life in part]
     calm = [life for p, part in zip(points, lives) if 2 * sum(p.met) > len(p.met)
             for life in part]
-    model = learn(everything, close if len(close) >= 400 else calm if len(calm) >= 200
-                  else everything, causes)
-    if model is None:
-        return None
+    models = learn(everything, close if len(close) >= 400 else calm if len(calm) >= 200
+                   else everything, causes)
     load = Load(1.0, None, burstiness, None, None, None)
     unit_due = list(itertools.accumulate(itertools.islice(gaps(load, seed), arrivals)))
-    sizes = stream(seed, "works").choices(model.sizes, k=arrivals)
-    found = model_knee(model, unit_due, sizes, target, guess_rps)
-    if found is None:
+    bad = min((p.rate_rps for p in points if fails(p, target)), default=math.inf)
+    knees = []
+    for model in models:
+        sizes = stream(seed, "works").choices(model.sizes, k=arrivals)
+        rate, slope = model_knee(model, unit_due, sizes, target, guess_rps) or (math.inf, 1.0)
+        near = [(p, part) for p, part in zip(points, lives)
+                if 1 / NEAR < p.rate_rps / rate < NEAR and len(part) >= 50]
+        if near and not model.cause.drain:
+            rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
+        told = sum(len(part) for _, part in near)
+        far = sum(not life.met for _, part in near for life in part) < ENOUGH_MISSES
+        if min(p.rate_rps for p in points) / 2 < rate < NEAR * bad:  # else it saw too little
+            knees.append((math.log(rate), MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
+                          + (MODEL_FAR_SD if far else MODEL_SD) ** 2, slope))
+    if not knees:
         return None
-    rate, slope = found
-    near = [(p, part) for p, part in zip(points, lives)
-            if 1 / NEAR < p.rate_rps / rate < NEAR and len(part) >= 50]
-    if near and not model.cause.drain:
-        rate *= likeness(model, [p for p, _ in near], [part for _, part in near])
-    told = sum(len(part) for _, part in near)
-    bad = [p.rate_rps for p in points if fails(p, target)]
-    if not min(p.rate_rps for p in points) / 2 < rate < NEAR * min(bad, default=math.inf):
-        return None  # it has not seen enough
-    far = sum(not life.met for _, part in near for life in part) < ENOUGH_MISSES
-    variance = (MODEL_SD_N / (told + 30) + (MODEL_ODDS_SD / slope) ** 2
-                + (MODEL_FAR_SD if far else MODEL_SD) ** 2)
-    return math.log(rate), math.sqrt(variance), slope
+    (x, variance, slope), (other, _, _) = knees[0], knees[-1]
+    return (x + other) / 2, math.sqrt(variance + ((x - other) / 2) ** 2), slope
 
 
 def causes_of(points: Sequence[PointResult], target: float) -> List[Cause]:

@@ -115,10 +115,9 @@ class Parts(unittest.TestCase):
         points = [queue(rate, 400, i) for i, rate in enumerate((4.0, 5.0, 6.0))]
         causes = loadgen.causes_of(points, 0.99)
         lives = [life for p in points for life in loadgen.lives_of(p.samples, causes)]
-        by_prompts = loadgen.learn(lives, lives, causes)
+        by_prompts = loadgen.learn(lives, lives, causes)[0]
         crowded = [life._replace(met=life.arrival < 8) for life in lives]
-        by_crowds = loadgen.learn(crowded, crowded, causes)
-        assert by_prompts and by_crowds
+        by_crowds = loadgen.learn(crowded, crowded, causes)[0]
         self.assertLess(abs(by_prompts.cause.drain / (1000 * READS_PER_S) - 1), 0.15)
         self.assertEqual(by_crowds.cause, loadgen.Cause(blend=1.0))
 
