@@ -5998,6 +5998,11 @@ def verdict_text(run: Facts) -> str:
     return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
+def is_cut(run: Facts) -> bool:
+    """Whether a run was interrupted; its first reason then says how far it came."""
+    return bool(run["reasons"]) and str(run["reasons"][0]).startswith("INTERRUPTED")
+
+
 def render_table(runs: Sequence[Facts]) -> List[str]:
     """The table, a line a run."""
     return columns([[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs])
@@ -6041,6 +6046,10 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
                      f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
+    lines += [f"{run_name(run)} {run['reasons'][0]}" for run in runs if is_cut(run)]
+    unrun = len(summary["plan"].get("rates") or runs) - len(runs)
+    if unrun > 0 and any(map(is_cut, runs)):
+        lines.append(f"INTERRUPTED: {unrun} further rates were not run")
     if "goodput_search" not in summary and (asked or slo.get("classes")):
         lines += [f"KNEE between {before['label']} and {after['label']}: goodput no longer follows "
                   "the rate" for before, after in zip(runs, runs[1:]) if
@@ -6320,7 +6329,8 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
             and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
         return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
-                      + f" at {figure(limit)}/s or less" * (limit < math.inf))
+                      + f" at {figure(limit)}/s or less" * (limit < math.inf)
+                      + "; an interrupted one is none" * any(map(is_cut, runs)))
     best, notes = good[-1], []
     if limit < math.inf and (runs[best]["rate_rps"] or 0) < 0.95 * limit:
         notes.append(f"the knee found is {figure(limit)}/s, and no VALID run just under it: "
@@ -6827,6 +6837,7 @@ def page(summary: Facts) -> str:
               ] if summary.get("simulated") else []
     alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
               "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
+    alerts += [f"{run_name(r)} {r['reasons'][0]}." for r in summary["runs"] if is_cut(r)]
     limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
     if limited:
         alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
@@ -8516,7 +8527,22 @@ def after_run(args: Any, summary: Facts, outcome: Outcome, asked_ns: int = 0) ->
     if reasons:
         run["verdict"] = "CLIENT-LIMITED"
         run["reasons"] = [*reasons, *run["reasons"]]
+    if dig(run, "client", "interrupted"):
+        run["reasons"].insert(0, f"INTERRUPTED: {how_far(outcome, run, args.shard or (0, 1))}; "
+                              "the figures are of these alone")
     return peers_of(args, summary, outcome)
+
+
+def how_far(outcome: Outcome, run: Facts, shard: Tuple[int, int]) -> str:
+    """How much of its plan an interrupted run came to measure."""
+    plan, (place, of) = outcome.plan, shard
+    if plan.load.num_requests is not None:
+        wanted = sum(1 for _ in turns_of(plan.requests[place::of]))
+        return f"{run['offered']:,} of {wanted:,} requests"
+    opened, closed = plan.window_s
+    last_ns = max((r.end_ns or r.due_ns for r in outcome.records), default=outcome.start_ns)
+    came_s = min(closed, max(opened, (last_ns - outcome.start_ns) * NS)) - opened
+    return f"{came_s:.1f} of {closed - opened:.1f} s, {run['offered']:,} requests"
 
 
 def peers_of(args: Any, summary: Facts, outcome: Outcome) -> str:
@@ -9726,7 +9752,10 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     if summary["unsaved"]:
         say(summary["unsaved"])
-    return exit_code(args, summary)
+    code = exit_code(args, summary)
+    if code == 130:
+        say("interrupted: the report is of what was measured until then")
+    return code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -482,11 +482,13 @@ class Interrupted(unittest.TestCase):
             out = os.path.join(folder, "run")
             process = self.start(url, out)
             process.send_signal(signal.SIGINT)
-            text, _ = process.communicate(timeout=20)
+            text, errors = process.communicate(timeout=20)
             with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
                 run = json.load(file)["runs"][0]
         self.assertEqual(process.returncode, 130)
         self.assertIn("ttft p50", text)
+        self.assertIn(f"INTERRUPTED: {run['offered']} of 600 requests", text)
+        self.assertIn("interrupted", errors)
         self.assertGreater(run["completed"], 5)
         self.assertLess(run["offered"], 600)
         self.assertEqual(run["offered"], run["completed"] + sum(run["failures"].values()))

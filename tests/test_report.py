@@ -264,6 +264,45 @@ class ThePage(unittest.TestCase):
         self.assertEqual(loadgen.drawn_runs(summary_of(*runs[:3]), 5), [0, 1, 2])
 
 
+class AnInterruptedRun(unittest.TestCase):
+    def cut(self, **more: Any) -> Dict[str, Any]:
+        """A summary of one run that was stopped after 60 requests."""
+        records = [record(i / 10, 0.05, number=i) for i in range(60)]
+        plan = loadgen.make_plan(load(rate_rps=10.0, **more), work(), 0, 1.0)
+        health = loadgen.ClientHealth()
+        health.interrupted = True
+        outcome = loadgen.Outcome(plan, records, [health], 0, loadgen.ONE_A_WORD, [])
+        run = loadgen.summarise(outcome, loadgen.Slo(0.3, None, None, 0.9), True)
+        summary = summary_of(run)
+        loadgen.after_run(args_of(), summary, outcome)
+        summary["plan"]["rates"] = [10.0, 20.0, 30.0]
+        loadgen.conclude(summary, args_of())
+        return summary
+
+    def test_says_so_beside_the_verdict_and_on_top_of_the_page(self) -> None:
+        summary = self.cut(num_requests=400)
+        run, text, shown = summary["runs"][0], loadgen.render(summary), loadgen.page(summary)
+        self.assertEqual(run["verdict"], "VALID")
+        for told in (text, shown[:shown.index("<main>")], shown[shown.index("<main>"):]):
+            self.assertIn("INTERRUPTED: 60 of 400 requests", told)
+            self.assertNotIn("POINT", told)
+        self.assertIn("INTERRUPTED: 2 further rates were not run", text)
+
+    def test_says_how_much_of_its_window_it_saw(self) -> None:
+        self.assertIn("INTERRUPTED: 6.1 of 60.0 s, 60 requests",
+                      loadgen.render(self.cut(num_requests=None, duration_s=60.0, ramp_s=0.0)))
+
+    def test_says_so_in_a_search_too(self) -> None:
+        summary = self.cut(num_requests=400)
+        point = {"rate_rps": 10.0, "offered": 60, "attainment": 1.0, "low": 0.9, "high": 1.0,
+                 "verdict": "open"}
+        summary["goodput_search"] = {"target": 0.9, "points": [point], "rate_rps": None,
+                                     "low_rps": None, "high_rps": None, "requests": 60,
+                                     "seconds": 6.0, "why": "interrupted"}
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
+
+
 class TheOperatingPoint(unittest.TestCase):
     def point(self, *runs: Dict[str, Any], **more: Any) -> Tuple[Optional[int], str]:
         return loadgen.operating_point({**summary_of(*copy.deepcopy(list(runs))), **more})
