@@ -4331,7 +4331,8 @@ def server_lines(server: Optional[Facts]) -> List[str]:
         return mean if mean == "-" else f"{mean} mean {most} max"
 
     ttft, ours = server["ttft_s"], server["client_ttft_s"]
-    lines = [f"  server ({server['engine']}; readings: {server['samples']}): running "
+    whose = "" if server.get("shard") is None else f" by shard {server['shard']}"
+    lines = [f"  server ({server['engine']}; readings{whose}: {server['samples']}): running "
              f"{level('running', '{:.1f}')}, queue {level('queue_depth', '{:.1f}')}, KV use "
              f"{level('kv_usage', '{:.0%}')}, preemptions "
              f"{optional(server['preemptions'], '{:.0f}')}, prefix hits "
@@ -8761,6 +8762,8 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
         outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
     found = summarise(outcome, slo, first.get("target", {}).get("token_ids", False),
                       first.get("plan", {}).get("unique_prompts", True))
+    found["server"] = shared_server({shard: dig(part.summary, "runs", run, "server")
+                                     for shard, part in parts.items()}, outcome.records)
     client = found["client"]
     client["workers"] = sum(one["client"]["workers"] for one in told)
     client["loop_busy_s"] = {key: max((one["client"]["loop_busy_s"][key] or 0 for one in told),
@@ -8770,6 +8773,26 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
     starts = [one["start_unix_s"] for one in told]
     found["start_skew_s"] = max(starts) - min(starts) if starts else None
     return outcome, found
+
+
+def shared_server(told: Mapping[int, Any], records: Records) -> Optional[Dict[str, Any]]:
+    """What the engine, which all shards share, said: of the shard with the most readings.
+
+    Its counters hold the requests of every shard; its TTFT is laid beside those of all.
+    """
+    known = {shard: server for shard, server in told.items() if server}
+    if not known:
+        return None
+    shard = max(known, key=lambda shard: (known[shard]["samples"], -shard))
+    server: Dict[str, Any] = {**known[shard], "shard": shard}
+    took = [(r.first_ns - r.sent_ns) * NS for r in records
+            if r.first_ns is not None and r.sent_ns is not None]
+    mean_s, its = mean_of(took), server["ttft_s"]
+    equal = its["n"] is not None and abs(its["n"] - len(took)) <= max(1, 0.02 * len(took))
+    server["client_ttft_s"] = {"n": len(took), "mean": mean_s}
+    server["beyond_engine_s"] = mean_s - its["mean"] if (
+        equal and mean_s is not None and its["mean"] is not None) else None
+    return server
 
 
 def merge(args: Any) -> Dict[str, Any]:
@@ -8784,7 +8807,9 @@ def merge(args: Any) -> Dict[str, Any]:
         summary: Dict[str, Any] = {
             "plan": {**base["plan"], "shard": None}, "target": base["target"],
             "slo": slo_statement(slo), "environment": base["environment"],
-            "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
+            "setup": base.get("setup"), "simulated": None,
+            "metrics": next((one["metrics"] for one in summaries if dig(one, "metrics", "engine")),
+                            base.get("metrics")),
             "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
                                             for key in ("requests", "failed")}},
             "shards": {"of": of, "joined": sorted(parts),

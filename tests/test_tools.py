@@ -205,11 +205,27 @@ class OnePlanOverManyMachines(unittest.TestCase):
                                  loadgen.null_infinities(direct[key]), key)
             self.assertEqual(load(folder, "result.json")["num_prompts"], 60)
             self.assertEqual(summary["runs"][0]["client"]["workers"], 4)
+            self.assertIn("readings by shard", said)
+            self.assertEqual(summary["runs"][0]["server"]["client_ttft_s"]["n"], 60)
             late = any("--start-at" in warning for shard in range(3) for warning in
                        load(run, f"shard-{shard}", "summary.json")["runs"][0]["warnings"])
             self.assertTrue(late or summary["runs"][0]["start_skew_s"] < 0.001)
             self.lose_a_shard(run, folder)
             self.refuse_what_is_no_shard(run, out)
+
+    def test_what_the_engine_said_to_a_shard_is_said_of_all(self) -> None:
+        made = [record(i, 100 * i, None, (100 * i + 30,)) for i in range(4)]
+
+        def said(samples: int, n: int) -> Dict[str, Any]:
+            return {"samples": samples, "preemptions": 66.0, "ttft_s": {"n": n, "mean": 0.02}}
+
+        found = loadgen.shared_server({0: said(3, 4), 1: said(9, 4), 2: None}, made)
+        self.assertEqual((found["shard"], found["preemptions"]), (1, 66.0))
+        self.assertAlmostEqual(found["client_ttft_s"]["mean"], 0.03)
+        self.assertAlmostEqual(found["beyond_engine_s"], 0.01)
+        others = loadgen.shared_server({0: said(3, 9)}, made)
+        self.assertIsNone(others["beyond_engine_s"])
+        self.assertIsNone(loadgen.shared_server({0: None}, made))
 
     def lose_a_shard(self, run: str, folder: str) -> None:
         """One shard's folder is gone, another was killed while it wrote a line."""
