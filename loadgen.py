@@ -309,6 +309,15 @@ def trace_window(text: str) -> Tuple[float, float]:
     return found
 
 
+def trace_unit(text: str) -> int:
+    """A unit of time [ns]: by name, or the seconds in it."""
+    named_ns = {"s": SECOND_NS, "ms": 10**6, "us": 1000, "ns": 1}
+    unit_ns = named_ns.get(text) or round(positive(text) / NS)
+    if not 1 <= unit_ns <= 3600 * SECOND_NS:
+        raise UserError(f"{text!r} must be from 1e-9 to 3600 s")
+    return unit_ns
+
+
 def turns(text: str) -> Lengths:
     """How many turns a session has: 1 to 200."""
     lengths = token_lengths(text)
@@ -458,6 +467,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "timed_trace JSONL, Azure, BurstGPT or plain CSV"),
         Flag("--trace-speed", positive, "X", "times as fast as recorded (default: 1)"),
         Flag("--trace-window", trace_window, "START..END", "a part of it, in its own seconds"),
+        Flag("--trace-unit --timed-trace-sec-multiplier", trace_unit, "s|ms|us|ns", "of its times, "
+             "where it is known better than from the file; or seconds in it, as vllm bench has it"),
+        Flag("--trace-block --timed-trace-chunk-hash-size", at_most(4096, whole, "is past 4096"),
+             "TOKENS", "that a hash id stands for (default: by the lengths)"),
         Flag("--mix", word, "FILE", "several classes at once, each with its own rate, lengths, "
              "prefix, SLO and model (JSON)"),
         Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
@@ -920,6 +933,21 @@ class TraceRow(NamedTuple):
     n_out: int
     keys: Tuple[Hashable, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether it was answered when it was recorded: with 0 tokens it failed."""
+        return self.n_in > 0 and self.n_out > 0
+
+
+class TraceFile(NamedTuple):
+    """A trace that is being read."""
+
+    kind: str
+    unit_ns: int
+    sure: bool  # a flag, the field's name, the format or the size of the times tells the unit
+    block: int
+    rows: Iterator[TraceRow]  # with times in 10^-9 units
+
 
 class Trace(NamedTuple):
     """Recorded traffic, ready to be sent."""
@@ -1001,38 +1029,49 @@ def lengths_seen(text: str, values: Sequence[int]) -> Lengths:
 
 
 def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int,
-               duration_s: float) -> Trace:
+               duration_s: float, given: Tuple[int, int] = (0, 0)) -> Trace:
     """A trace of any known format, cut to a window [s of the trace], sped up and limited.
 
-    Times count from the window's start, else from the first request. UserError with the line.
+    Times count from the window's start, else from the first request. given: the unit [ns] and the
+    tokens of a hash block; 0: the file tells. UserError with the line.
     """
     notes: List[str] = []
-    kind, unit_ns, block, rows = open_trace(path, notes)
-    rows = in_order(path, rows, unit_ns, notes)
-    first = next(rows, None)
-    if first is None:
-        raise UserError(f"{path} has no request")
-    base_ns = first.time + round(window_s[0] * SECOND_NS)
-    end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
+    kind, unit_ns, sure, block, rows = open_trace(path, given, notes)
+    moved: Set[int] = set()
     kept: List[TraceRow] = []
-    for row in itertools.chain([first], rows):
+    failed: List[TraceRow] = []
+    base_ns, end_ns = -1, math.inf
+    for row in in_order(path, rows, unit_ns, sure, moved):
+        if base_ns < 0 and row.whole:
+            base_ns = row.time + round(window_s[0] * SECOND_NS)
+            end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
+            failed = [] if window_s[0] else failed
         if row.time >= end_ns or len(kept) >= most:
             break
         if row.time >= base_ns:
-            kept.append(row)
+            (kept if row.whole else failed).append(row)
     if not kept:
-        raise UserError(f"{path} has no request in --trace-window and --duration")
+        raise UserError(f"{path} has no request" + (
+            " in --trace-window and --duration" if base_ns >= 0 else ""))
+    if failed:
+        notes.append(f"trace: {len(failed)} requests of 0 tokens left out (the first on line "
+                     f"{failed[0].line}): they failed when they were recorded")
+    sorted_lines = [row.line for row in kept if row.line in moved]
+    if sorted_lines:
+        notes.append(f"trace: {len(sorted_lines)} lines are out of order by a second or less (the "
+                     f"first is line {min(sorted_lines)}): sorted")
     requests = tuple(Planned(n, (row.time - base_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
                              row.keys) for n, row in enumerate(kept))
     about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
-             "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
+             "unit": UNITS_NS.get(unit_ns, f"units of {unit_ns * NS:g} s"), "speed": speed,
+             "span_s": requests[-1].due_s,
              "first_line": kept[0].line, "last_line": kept[-1].line, "block_tokens": block or None,
              "shared_share": shared_share(requests, block) if block else None}
     return Trace(requests, block, about, notes)
 
 
-def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[TraceRow]]:
-    """(format, ns of its unit, tokens of a hash block, rows with times in 10^-9 units)."""
+def open_trace(path: str, given: Tuple[int, int], notes: List[str]) -> TraceFile:
+    """Tell a trace's format, unit and block from its fields and first rows; given as read_trace."""
     records = trace_records(path)
     head = list(itertools.islice(records, 1))
     if not head:
@@ -1047,20 +1086,21 @@ def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[Tra
                         "TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT Timestamp, Request "
                         "tokens, Response tokens; a plain CSV arrival_s, input_tokens, "
                         "output_tokens")
-    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found], notes)
+    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found])
     first = list(itertools.islice(rows, HEAD_ROWS))
     kind, unit_ns = TRACE_INPUTS[found[1]]
-    block = block_of(path, first)
+    block = block_of(path, first, given[1])
     if block:
         kind = "Mooncake JSONL" if block == HASH_BLOCKS[0] else "timed_trace JSONL"
-    unit_ns = TRACE_TIMES[found[0]] or unit_ns
-    if first and first[0].time // SECOND_NS in DATES_S:
+    unit_ns, why = given[0] or TRACE_TIMES[found[0]] or unit_ns, "stated"
+    if first[0].time // SECOND_NS in DATES_S:
+        refuse((given[0], f"{path} has dates for times, which need no --trace-unit; drop it"))
         unit_ns = SECOND_NS
-    elif first and not unit_ns:
-        unit_ns = guess_unit([row.time for row in first], block)
-        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}; the file does not say "
-                     "(--trace-speed puts a wrong guess right)")
-    return kind, unit_ns or SECOND_NS, block, itertools.chain(first, rows)
+    elif not unit_ns:
+        unit_ns, why = guess_unit([row.time for row in first], block)
+        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}, {why or 'a guess'}; the "
+                     "file does not say (--trace-unit s, ms, us or ns puts it right)")
+    return TraceFile(kind, unit_ns, bool(why), block, itertools.chain(first, rows))
 
 
 def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
@@ -1076,6 +1116,9 @@ def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
                         yield line, json_line(path, line, text)
                 return
             reader = csv.DictReader(file)
+            if not any(name[:1].isalpha() for name in reader.fieldnames or ("none",)):
+                raise UserError(f"{path} line 1 is no header; a CSV needs one, such as "
+                                "arrival_s,input_tokens,output_tokens")
             for fields in reader:
                 yield reader.line_num, fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -1093,11 +1136,11 @@ def json_line(path: str, line: int, text: str) -> Dict[str, Any]:
     return value
 
 
-def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str],
-               notes: List[str]) -> Iterator[TraceRow]:
-    """Rows with checked fields; those without output are left out, and said."""
+def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str]
+               ) -> Iterator[TraceRow]:
+    """Rows with checked fields."""
     at, n_in, n_out = names
-    empty, dated = [], None
+    dated = None
     for line, fields in records:
         where = f"{path} line {line}"
         stamp_ns, is_date = trace_time(fields.get(at), f"{where}: {at}")
@@ -1110,13 +1153,7 @@ def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: 
         if not isinstance(keys, (list, tuple)) or not all(
                 type(key) in (int, str) for key in keys):
             raise UserError(f"{where}: hash_ids is no list of numbers")
-        if read and made:
-            yield TraceRow(line, stamp_ns, read, made, tuple(keys))
-        else:
-            empty.append(line)
-    if empty:
-        notes.append(f"trace: {len(empty)} requests of 0 tokens left out (the first on line "
-                     f"{empty[0]}): they failed when they were recorded")
+        yield TraceRow(line, stamp_ns, read, made, tuple(keys))
 
 
 def trace_time(value: Any, where: str) -> Tuple[int, bool]:
@@ -1159,42 +1196,52 @@ def trace_length(value: Any, where: str) -> int:
     return int(tokens)
 
 
-def guess_unit(times: Sequence[int], block: int) -> int:
-    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap."""
+def guess_unit(times: Sequence[int], block: int) -> Tuple[int, str]:
+    """(the unit [ns] of bare timestamps, why): by their size, else as the format is documented,
+    else by fractions and the mean gap, which is a guess: ''."""
     first = times[0] // SECOND_NS  # dates since 1970 give themselves away by their size
-    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
+    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11)):
         if first >= least:
-            return unit_ns
+            return unit_ns, "by their size"
+    if block:
+        return (10**6, "as Mooncake's are") if block == HASH_BLOCKS[0] else (
+            SECOND_NS, "as vLLM takes those of a timed_trace")
+    if first >= 10**8:
+        return SECOND_NS, "by their size"
     gap = (max(times) - min(times)) / SECOND_NS / max(1, len(times) - 1)
     fractions = any(time % SECOND_NS for time in times)
-    if gap >= 1000 or (not fractions and (gap >= 20 or block == HASH_BLOCKS[0])):
-        return 10**6
-    return SECOND_NS
+    return (10**6 if gap >= 1000 or (gap >= 20 and not fractions) else SECOND_NS), ""
 
 
-def block_of(path: str, rows: Sequence[TraceRow]) -> int:
-    """Tokens that a hash id stands for, from the lengths; 0 where there are no hash ids."""
-    keyed = [row for row in rows if row.keys]
+def block_of(path: str, rows: Sequence[TraceRow], given: int) -> int:
+    """Tokens that a hash id stands for, by the lengths, if not given; 0 without hash ids."""
+    keyed = [row for row in rows if row.keys and row.n_in]
     if not keyed:
         return 0
+    blocks = (given,) if given else HASH_BLOCKS
     fits = {block: [row for row in keyed if abs(row.n_in - len(row.keys) * block) < block]
-            for block in HASH_BLOCKS}
-    best = max(HASH_BLOCKS, key=lambda block: len(fits[block]))
+            for block in blocks}
+    best = max(blocks, key=lambda block: len(fits[block]))
     if 2 * len(fits[best]) < len(keyed):
         raise UserError(f"{path} line {keyed[0].line}: {len(keyed[0].keys)} hash_ids for "
-                        f"{keyed[0].n_in} tokens: no block size of 8 to 4096 explains the file")
+                        f"{keyed[0].n_in} tokens: " + (
+                            f"--trace-block {given} does not explain the file" if given else
+                            "no block size of 8 to 4096 explains the file"))
     return best
 
 
 YEARS_NS = 10 * 365 * 24 * 3600 * SECOND_NS  # no trace has a gap so long
 
 
-def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
+def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, sure: bool, moved: Set[int]
              ) -> Iterator[TraceRow]:
-    """The rows in time order, in ns; what goes back too far, or changes units, is a UserError."""
+    """The rows in time order, in ns; lines out of order are added to moved.
+
+    What goes back too far, or changes units where these are a guess, is a UserError.
+    """
     held: List[Tuple[int, TraceRow]] = []
     newest: Optional[TraceRow] = None
-    widest_ns, suspect, moved = 0, 0, []
+    widest_ns, suspect = 0, 0
     for count_, row in enumerate(rows):
         time = row.time if unit_ns == SECOND_NS else row.time * unit_ns // SECOND_NS
         row = row._replace(time=time)
@@ -1203,15 +1250,16 @@ def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
                 raise UserError(f"{path} line {row.line} goes back in time, by "
                                 f"{figure((newest.time - time) * NS)} s from line {newest.line}: "
                                 "sort the file by time, or mend its units if they are mixed")
-            moved.append(row.line)
+            moved.add(row.line)
         elif newest is not None:
             gap_ns = time - newest.time
             if gap_ns > YEARS_NS:
                 raise UserError(f"{path} line {row.line} is {gap_ns // YEARS_NS:,} decades after "
                                 f"line {newest.line}: units are mixed")
-            if suspect and gap_ns > 30 * widest_ns:
+            if suspect and not sure and gap_ns > 30 * widest_ns:
                 raise UserError(f"{path} line {suspect}: from here on times are about a thousand "
-                                "times as far apart: units are mixed")
+                                "times as far apart: units are mixed; --trace-unit s, ms, us or ns "
+                                "takes them as they are")
             suspect = row.line if (count_ > 2 and widest_ns and gap_ns > 100 * widest_ns
                                    and time > 100 * newest.time) else 0
             widest_ns = widest_ns if suspect else max(widest_ns, gap_ns)
@@ -1221,9 +1269,6 @@ def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
             yield heapq.heappop(held)[1]
     while held:
         yield heapq.heappop(held)[1]
-    if moved:
-        notes.append(f"trace: {len(moved)} lines are out of order by a second or less (the first "
-                     f"is line {moved[0]}): sorted")
 
 
 def shared_share(requests: Sequence[Planned], block: int) -> float:
@@ -1510,7 +1555,8 @@ def settle_traffic(args: Any) -> None:
     if len(sources) > 1:
         raise UserError(f"--{sources[0]} and --{sources[1]} do not go together; give one")
     for flag, needs in (("think_time", "turns"), ("trace_speed", "trace"),
-                        ("trace_window", "trace")):
+                        ("trace_window", "trace"), ("trace_unit", "trace"),
+                        ("trace_block", "trace")):
         if getattr(args, flag) is not None and not getattr(args, needs):
             raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}")
     given = [flag for source in sources for flag in IN_THE_FILE.get(source, ())
@@ -1532,7 +1578,8 @@ def settle_trace(args: Any) -> None:
     """--trace: its arrivals and lengths are the plan."""
     trace = args.trace_read = read_trace(args.trace, args.trace_window or (0.0, math.inf),
                                          args.trace_speed or 1.0, args.num_requests or 5_000_000,
-                                         args.duration or math.inf)
+                                         args.duration or math.inf,
+                                         (args.trace_unit or 0, args.trace_block or 0))
     args.input_len = lengths_seen("of the trace", [p.n_in for p in trace.requests])
     args.output_len = lengths_seen("of the trace", [p.n_out for p in trace.requests])
     args.num_requests, args.duration = len(trace.requests), None
