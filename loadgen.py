@@ -537,6 +537,7 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--compat", None, "", "also under vllm bench serve's and AIPerf's definitions"),
         Flag("--save-result", word, "FILE", "the JSON that vllm bench serve writes; a sweep adds "
              "-RATE to the name", nargs="?"),
+        Flag("--label", word, "TEXT", "of the run, in it"),
         Flag("--save-detailed", None, "", "with a pasted command: keep the lists in it"),
         Flag("--result-dir", word, "DIR", "where --save-result writes"),
         Flag("--result-filename", word, "FILE", "its name"),
@@ -566,10 +567,11 @@ NO_MEANING = {
         "--disable-shuffle --skip-chat-template --plot-timeline --no-stream --no-oversample "
         "--self-timed --skip-tokenizer-init --plot-dataset-stats --no-reranker").split(), 0),
     **dict.fromkeys((
-        "--tokenizer --tokenizer-mode --percentile-metrics --metric-percentiles --label "
+        "--tokenizer --tokenizer-mode --percentile-metrics --metric-percentiles "
         "--ready-check-timeout-sec --logprobs --best-of --num-fewshot --request-id-prefix "
         "--chat-template-kwargs --probe-request-rate --lora-assignment --random-batch-size "
-        "--timeline-itl-thresholds").split(), 1),
+        "--timeline-itl-thresholds --timed-trace-label-timestamp --timed-trace-label-input-length "
+        "--timed-trace-label-output-length --timed-trace-label-hash-ids").split(), 1),
     "--lora-modules": MANY}
 
 EXAMPLES = """examples:
@@ -630,6 +632,8 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
     while words:
         text = words.pop(0)
         name, has_value, _ = text.partition("=")
+        refuse((name.startswith("--ramp-up-"), f"{name} changes the rate within a run, which is "
+                "not done here; --sweep R,R measures each rate by itself"))
         if name not in NO_MEANING:
             kept.append(text)
             continue
@@ -4079,7 +4083,8 @@ METRICS: Dict[str, Dict[str, str]] = {
         "prefix_hits": "prefix_cache_hits_total|gpu_prefix_cache_hits_total",
         "prefix_queries": "prefix_cache_queries_total|gpu_prefix_cache_queries_total",
         "accepted": "spec_decode_num_accepted_tokens_total",
-        "drafted": "spec_decode_num_draft_tokens_total", "ttft": "time_to_first_token_seconds"},
+        "drafted": "spec_decode_num_draft_tokens_total", "drafts": "spec_decode_num_drafts_total",
+        "ttft": "time_to_first_token_seconds"},
     "sglang": {
         "running": "num_running_reqs", "waiting": "num_queue_reqs", "kv_usage": "token_usage",
         "preemptions": "num_retracted_requests_total", "prefix_hits": "cached_tokens_total",
@@ -4099,7 +4104,7 @@ METRICS: Dict[str, Dict[str, str]] = {
         "kv_usage": "kv_cache_usage_ratio", "prefix_hits": "prompt_tokens_cached_total",
         "prefix_queries": "prompt_tokens_total+prompt_tokens_cached_total",
         "accepted": "spec_decode_num_accepted_tokens_total",
-        "drafted": "spec_decode_num_draft_tokens_total"},
+        "drafted": "spec_decode_num_draft_tokens_total", "drafts": "spec_decode_num_drafts_total"},
 }
 CPU_METRIC = "process_cpu_seconds_total"  # of the process that answers: vLLM's API server
 METRIC_STARTS = (*(name + mark for name in METRICS for mark in ":_"), CPU_METRIC)
@@ -4325,6 +4330,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
         "prefix_hits": hits, "prefix_queries": queries,
         "spec_acceptance": accepted / drafted if accepted is not None and drafted
         else gauge("spec_rate")["mean"] or None,
+        "spec_drafts": counted("drafts"), "spec_drafted": drafted, "spec_accepted": accepted,
         "ttft_s": ttft, "client_ttft_s": {"n": len(took), "mean": ours_s},
         "beyond_engine_s": ours_s - ttft["mean"] if equal and ours_s is not None
         and ttft["mean"] is not None else None,
@@ -8295,7 +8301,8 @@ class MockServer:
                             ("num_preemptions_total", engine.preemptions),
                             ("prompt_tokens_total", engine.prompt_tokens),
                             ("generation_tokens_total", engine.generation_tokens),
-                            *((("spec_decode_num_draft_tokens_total", drafted),
+                            *((("spec_decode_num_drafts_total", drafted / profile.spec_tokens),
+                               ("spec_decode_num_draft_tokens_total", drafted),
                                ("spec_decode_num_accepted_tokens_total",
                                 drafted * profile.spec_acceptance)) if drafted else ())):
             lines += [f"# TYPE vllm:{name} {'counter' if name.endswith('_total') else 'gauge'}",
@@ -8384,6 +8391,8 @@ def settle_tools(args: Any, pasted: bool) -> None:
          "--save-result, --compat and --gate would judge one shard's share; give them to --merge"),
         (args.shard and args.duration and args.ramp is None,
          "--shard with --duration needs --ramp S, so that every shard measures the same window"))
+    if args.label and not args.saves:
+        say("--label goes into the file of --save-result, which is not asked for")
     if args.shard and args.out:
         args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
 
@@ -8493,12 +8502,14 @@ def compat_lines(run: Facts) -> List[str]:
     return lines
 
 
-def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Dict[str, Any]:
+def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool,
+                told: Optional[Facts] = None, server: Optional[Facts] = None) -> Dict[str, Any]:
     """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
 
     tokenizer_id is null, since none was used; where nothing succeeded, latencies are null (vLLM
     writes 0); generated_texts are empty, since texts are not kept. With `lists`, as with
-    --save-detailed, an entry a request, failed ones as vLLM has them. Source: vLLM 0.32
+    --save-detailed, an entry a request, failed ones as vLLM has them. told: its label and
+    metadata, which as in vLLM no figure gives way to; server: for the drafts. Source: vLLM 0.32
     benchmarks/serve.py.
     """
     load = outcome.plan.load
@@ -8508,7 +8519,7 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
     result: Dict[str, Any] = {
         "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": backend, "backend": backend,
         "label": None, "model_id": target["model"], "tokenizer_id": None,
-        "num_prompts": len(records),
+        "num_prompts": len(records), **(told or {}),
         "request_rate": "inf" if load.rate_rps is None else load.rate_rps,
         "burstiness": load.burstiness, "max_concurrency": load.concurrency,
         "duration": view["duration_s"], "completed": view["completed"], "failed": view["failed"],
@@ -8529,6 +8540,7 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
             queue_times=[(r.ready_ns - r.due_ns) * NS for r in records],
             generated_texts=[""] * len(records),
             errors=["" if r.ok else f"{r.cls}: {r.error}" for r in records])
+    result.update(vllm_drafts(server or {}))
     spreads = [("ttft", view["ttft_s"]), ("tpot", view["tpot_s"]), ("itl", view["itl_s"]),
                ("e2el", view["e2e_s"])]
     if load.concurrency is not None:
@@ -8537,6 +8549,19 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
         for key, value in {**spread, "median": spread["p50"]}.items():
             result[f"{key}_{name}_ms"] = None if value is None else value / MS
     return result
+
+
+def vllm_drafts(server: Facts) -> Dict[str, Any]:
+    """What vllm bench serve writes of speculative decoding, by position excepted; {} of none."""
+    drafts, drafted, accepted = (server.get(f"spec_{key}") for key in (
+        "drafts", "drafted", "accepted"))
+    if not drafted or accepted is None:
+        return {}
+    return {"spec_decode_acceptance_rate": 100 * accepted / drafted,
+            "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 0.0,
+            "spec_decode_num_drafts": int(drafts or 0), "spec_decode_draft_tokens": int(drafted),
+            "spec_decode_accepted_tokens": int(accepted),
+            "spec_decode_per_position_acceptance_rates": []}
 
 
 def busiest_second(ok: Records) -> Tuple[float, int]:
@@ -8556,7 +8581,7 @@ def result_path(args: Any, run: Facts, alone: bool) -> str:
     if not name:
         cap = f"-concurrency{run['concurrency']}" if run["concurrency"] else ""
         rate = "inf" if run["rate_rps"] is None else f"{run['rate_rps']:g}"
-        name = f"loadgen-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        name = f"{args.label or 'loadgen'}-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     elif not alone:
         stem, end = os.path.splitext(name)
         name = f"{stem}-{run['label']}{end}"
@@ -8600,15 +8625,33 @@ def peers_of(args: Any, summary: Facts, outcome: Outcome) -> str:
         run["compat"] = {"vllm": vllm_view(outcome, slo), "aiperf": aiperf_view(outcome, slo)}
     if not args.saves:
         return ""
-    view = vllm_view(outcome, slo)
     path = result_path(args, run, len(summary["plan"]["rates"]) == 1)
+    metadata = {name: value for name, facts in (summary.get("setup") or {}).items()
+                for value, by in facts or () if by == "--metadata"}
+    result = vllm_result(vllm_view(outcome, slo), outcome, summary["target"], args.lists,
+                         {"label": args.label, **metadata}, run["server"])
+    return save(os.path.dirname(path) or ".", os.path.basename(path), result, None)
+
+
+def open_result(args: Any) -> None:
+    """Make the folder of --save-result if need be; UserError where nothing can be written."""
+    if not args.saves:
+        return
+    name = args.save_result or args.result_filename or ""
+    path = os.path.join(args.result_dir or "", name)
+    folder = os.path.dirname(path) or "."
     try:
         if args.result_dir:
             os.makedirs(args.result_dir, exist_ok=True)
     except OSError as error:
-        return f"{args.result_dir} could not be made: {error.strerror}"
-    return save(os.path.dirname(path) or ".", os.path.basename(path),
-                vllm_result(view, outcome, summary["target"], args.lists), None)
+        raise UserError(f"--result-dir {args.result_dir}: {error.strerror}") from None
+    refuse(
+        (name and os.path.exists(path) and not os.path.isfile(path),
+         f"--save-result {path} is a folder or a device; name a file"),
+        (not os.path.isdir(folder), f"--save-result {path}: there is no folder {folder}"),
+        (not os.access(folder, os.W_OK), f"--save-result {path}: {folder} cannot be written to"))
+    if args.lists:
+        say("--save-result: answers are not kept, so its generated_texts are empty")
 
 
 # -- runs kept on disk
@@ -8854,7 +8897,7 @@ def merge(args: Any) -> Dict[str, Any]:
         summary: Dict[str, Any] = {
             "plan": {**base["plan"], "shard": None}, "target": base["target"],
             "slo": slo_statement(slo), "environment": base["environment"],
-            "setup": base.get("setup"), "simulated": None,
+            "setup": setup_of(args, {}, base.get("setup")), "simulated": None,
             "metrics": next((one["metrics"] for one in summaries if dig(one, "metrics", "engine")),
                             base.get("metrics")),
             "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
@@ -9812,6 +9855,7 @@ def run(argv: Sequence[str]) -> int:
         return report_command(args)
     if args.diff or args.selftest:
         return (diff_command if args.diff else selftest_command)(args)
+    open_result(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
         summary = merge(args) if args.merge else measure(

@@ -370,6 +370,43 @@ class OtherToolsDefinitions(unittest.TestCase):
         self.assertEqual(VLLM_LISTS & set(brief), set())
         self.assertIsNone(brief["request_goodput"])
 
+    def test_the_result_has_label_metadata_and_drafts_as_vllm_writes_them(self) -> None:
+        run = outcome(self.records())
+        server = {"spec_drafts": 10.0, "spec_drafted": 30.0, "spec_accepted": 18.0}
+        result = loadgen.vllm_result(
+            loadgen.vllm_view(run, NO_SLO), run, {"model": "m", "chat": False}, False,
+            {"label": "lab", "foo": "bar", "completed": "mine"}, server)
+        self.assertEqual((result["label"], result["foo"], result["completed"]), ("lab", "bar", 3))
+        self.assertEqual((result["spec_decode_acceptance_rate"],
+                          result["spec_decode_acceptance_length"]), (60.0, 2.8))
+        self.assertEqual([result[f"spec_decode_{name}"] for name in (
+            "num_drafts", "draft_tokens", "accepted_tokens")], [10, 30, 18])
+        self.assertEqual(loadgen.vllm_drafts({"spec_drafts": None, "spec_drafted": None,
+                                              "spec_accepted": None}), {})
+
+    def test_a_result_that_cannot_be_written_is_said_before_the_run(self) -> None:
+        base = ("--simulate", "--rate", "3", "--save-result")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, why in (("nope/x.json", "there is no folder"), ("", "a folder or a device")):
+                code, said, errors = command(*base, os.path.join(folder, name))
+                self.assertEqual((code, said, errors.count("\n")), (2, "", 1))
+                self.assertIn(why, errors)
+
+    def test_a_result_says_what_was_stated_of_the_run(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "r.json")
+            code, _, errors = command(
+                "--simulate", "--rate", "30", "--num-requests", "20", "--save-result", path,
+                "--metadata", "foo=bar", "--label", "lab")
+            saved = load(path)
+        self.assertEqual((code, saved["foo"], saved["label"]), (0, "bar", "lab"))
+        self.assertEqual(errors.count("generated_texts"), 1)
+
+    def test_a_ramp_of_the_rate_is_refused_by_name(self) -> None:
+        with self.assertRaisesRegex(UserError, "--ramp-up-strategy changes the rate"):
+            loadgen.parse_args("vllm bench serve --port 1 --ramp-up-strategy linear "
+                               "--ramp-up-start-rps 1 --ramp-up-end-rps 5".split())
+
     def test_percentiles_are_numpys(self) -> None:
         found = loadgen.moments([4.0, 1.0, 3.0, 2.0])
         self.assertEqual((found["mean"], found["p50"]), (2.5, 2.5))
