@@ -1672,14 +1672,41 @@ def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
         more = {"classes": {c.name: {
             "share": c.share, "model": c.model or None, "input": c.work.n_in.text,
             "output": c.work.n_out.text, "shared_prefix_len": c.work.shared_prefix,
+            "prefix_groups": c.work.prefix_groups,
             "burstiness": None if c.burstiness is None or math.isinf(c.burstiness)
-            else c.burstiness, **c.limits} for c in args.classes}}
+            else c.burstiness, "arrivals": arrivals_named(
+                args.burstiness if c.burstiness is None else c.burstiness), **c.limits}
+            for c in args.classes}}
     elif args.turns:
         think = args.think_time.text if args.think_time else "0"
         more = {"turns": args.turns.text, "think_time_s": think}
         text = (f"sessions of {args.turns.text} turns, think time {think} s; input length is the "
                 "new text of a turn, and the rate counts turns")
     return {"text": text, **more} if text else None
+
+
+def arrivals_named(burstiness: float) -> str:
+    """An arrival process by its gamma shape."""
+    return ("constant" if math.isinf(burstiness) else "Poisson" if burstiness == 1 else
+            f"gamma, shape {burstiness:g}")
+
+
+def class_lines(plan: Facts) -> List[str]:
+    """Each class of a mix as the setup statement has it: model, load, lengths, prefix, SLO."""
+    lines, rates = [], plan["rates"]
+    for name, c in (dig(plan, "traffic", "classes") or {}).items():
+        rate = (f"{c['share'] * rates[0]:.4g} req/s, " if len(rates) == 1 and rates[0] else
+                f"{c['share']:.1%} of the requests, ")
+        asked = ", ".join(f"{key} {c[f'{key}_s'] / MS:g}" for key in ("ttft", "tpot", "e2e")
+                          if c[f"{key}_s"])
+        lines.append(
+            f"       class {name}: model {c['model'] or 'of the target'}, {rate}"
+            f"input {c['input']}, output {c['output']} tokens"
+            + (f", arrivals {c['arrivals']}" if any(rates) and c.get("arrivals") else "")
+            + (f", {c['shared_prefix_len']} tokens shared in {c.get('prefix_groups', 1)} groups"
+               if c["shared_prefix_len"] else ", no shared prefix")
+            + (f", SLO {asked} ms" if asked else ", no SLO"))
+    return lines
 
 
 # ---- 4. Prompts and requests -------------------------------------------------------------------
@@ -6211,8 +6238,9 @@ def setup_lines(summary: Facts) -> List[str]:
                          summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
-    lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
-             f"output {plan['lengths']['output']} tokens; ignore_eos "
+    lengths = ("lengths of each class" if dig(plan, "traffic", "classes") else
+               f"input {plan['lengths']['input']}, output {plan['lengths']['output']} tokens")
+    lines = [f"SETUP  {what}, model {target['model']}; {lengths}; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
     prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
@@ -6226,7 +6254,7 @@ def setup_lines(summary: Facts) -> List[str]:
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
     if plan.get("traffic"):
-        lines.append(f"       {plan['traffic']['text']}")
+        lines += [f"       {plan['traffic']['text']}", *class_lines(plan)]
     client = run["client"]
     clock = (f"{client['workers']} worker(s), receive times from "
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
@@ -9770,8 +9798,7 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     load = plans[0].load
     shape = ("of the trace" if args.trace_read else
              "closed loop" if load.closed else "all at once" if load.rate_rps is None else
-             "constant" if math.isinf(load.burstiness) else
-             "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
+             "of each class" if args.classes else arrivals_named(load.burstiness))
     return {"seed": args.seed, "hash": "+".join(plan.hash for plan in plans),
             "rates": [plan.load.rate_rps for plan in plans], "arrival_process": shape,
             "lengths": {"input": args.input_len.text, "output": args.output_len.text},

@@ -524,6 +524,22 @@ class Mixes(unittest.TestCase):
         self.assertIn("chat: offered", text)
         self.assertIn("batch: offered", text)
 
+    def test_the_setup_states_each_class(self) -> None:
+        rows = [{**CHAT, "model": "adapter-1", "input_len": "uniform:100..300", "burstiness": 0.5},
+                BATCH]
+        with file_of(json.dumps({"classes": rows})) as path:
+            for more, rate in (("", "30 req/s"), ("--rate 4", "3 req/s"),
+                               ("--concurrency 4", "75.0% of the requests")):
+                args, _ = args_of(f"--mix {path} --num-requests 40 --slo-ttft-ms 300 {more}")
+                plan = loadgen.plan_statement(args, [loadgen.make_plan(
+                    loadgen.loads_of(args)[0], loadgen.work_of(args), 1, 1.0)])
+                chat, batch = loadgen.class_lines(plan)
+                for part in ("class chat: model adapter-1", rate, "input uniform:100..300",
+                             "20 tokens shared in 2 groups", "SLO ttft"):
+                    self.assertIn(part, chat)
+                self.assertEqual("arrivals gamma, shape 0.5" in chat, "concurrency" not in more)
+                self.assertEqual("arrivals constant" in batch, "concurrency" not in more)
+
     def test_a_class_below_target_fails_the_gate_though_all_together_do_not(self) -> None:
         slos = {"slo": {"ttft_s": 1.0}}
         run = {"client": {"interrupted": False}, "completed": 9, "verdict": "VALID",
