@@ -6632,12 +6632,12 @@ def rate_chart(summary: Facts, key: str, name: str) -> str:
             yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
                    f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
                    f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
-                   f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
+                   f"{tail_ms(s)} ms, {esc(verdict_text(run))}</title></circle>")
             label = run_name(run) + (" inf" if s["p99"] == math.inf else "")
             yield place_label(label, (a, b), taken, "here" if i == where else "")
 
     desc = "; ".join(f"{run_name(runs[i])}: {figure(runs[i]['output_tok_s'])} tok/s, "
-                     f"{tail_ms(runs[i][key])} ms, {runs[i]['verdict']}" for i in order)
+                     f"{tail_ms(runs[i][key])} ms, {verdict_text(runs[i])}" for i in order)
     return chart(f"{name} p99 by output rate", desc,
                  (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
 
@@ -6888,10 +6888,13 @@ text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}
 text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
 circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}circle.unstable{stroke:var(--limit)}
 .valid,.ring{stroke:var(--data)}.valid{fill:var(--data)}.ring{fill:none}
-.scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
+.scroll{overflow-x:auto;margin:.75rem 0;background:linear-gradient(270deg,var(--bg) 40%,transparent)
+right/2.5rem 100% no-repeat local,linear-gradient(270deg,var(--rule),transparent)
+right/.6rem 100% no-repeat}.scroll:focus-visible{outline:2px solid var(--data)}
 table{border-collapse:collapse;font-size:.875rem;min-width:100%}
 caption{text-align:left;padding-bottom:.3rem}
-th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+th,td{padding:.35rem .5rem;text-align:right;border-bottom:1px solid var(--rule);
+overflow-wrap:normal}tbody th{white-space:nowrap}
 thead th,.facts th{color:var(--soft);font-weight:500;vertical-align:bottom}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--bg)}
 .mark *{font-weight:600;color:var(--data)}

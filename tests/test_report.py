@@ -247,6 +247,15 @@ class ThePage(unittest.TestCase):
         summary["runs"][0]["verdict"] = "CLIENT-LIMITED"
         self.assertIn("CLIENT-LIMITED at 2/s", self.page(summary).words)
 
+    def test_a_simulated_run_is_never_called_valid(self) -> None:
+        summary = full()
+        for run in summary["runs"]:
+            run["simulated"] = True
+        text = loadgen.page(summary)
+        for chart in re.findall(r"<svg.*?</svg>", text, re.S)[:2]:
+            self.assertNotIn("VALID", chart)
+            self.assertIn("ms, SIMULATED</title>", chart)
+
     def test_findings_and_advice_are_told_and_so_is_their_absence(self) -> None:
         words = self.page(full()).words
         for part in ("TTFT spikes", "900 ms at 32/s", "--max-num-seqs"):
