@@ -1611,6 +1611,9 @@ def settle_prompts(args: Any) -> None:
 
 def settle_mix(args: Any) -> None:
     """--mix: the classes, their total rate, and the mean lengths of all."""
+    search = "--find-goodput" if args.sweep is None else "--sweep auto"
+    refuse((args.find_goodput, f"--mix and {search} do not go together: the search is for one "
+            "SLO; --sweep R,R gives the goodput of each class at each total rate"))
     classes = args.classes = read_mix(args.mix, limits_of(args))
     if args.rate is None and not args.sweep and args.concurrency is None:
         without = [c.name for c in classes if c.rate_rps is None]

@@ -540,6 +540,14 @@ class Mixes(unittest.TestCase):
                 self.assertEqual("arrivals gamma, shape 0.5" in chat, "concurrency" not in more)
                 self.assertEqual("arrivals constant" in batch, "concurrency" not in more)
 
+    def test_a_search_for_the_knee_of_a_mix_is_refused_with_what_to_do(self) -> None:
+        with file_of(json.dumps({"classes": [CHAT, BATCH]})) as path:
+            for flags, name in (("--find-goodput", "--find-goodput"), ("--sweep auto --slo-ttft-ms "
+                                "100", "--sweep auto")):
+                with self.assertRaisesRegex(
+                        loadgen.UserError, f"^--mix and {name} do not .*--sweep R,R"):
+                    args_of(f"--mix {path} {flags}")
+
     def test_a_class_below_target_fails_the_gate_though_all_together_do_not(self) -> None:
         slos = {"slo": {"ttft_s": 1.0}}
         run = {"client": {"interrupted": False}, "completed": 9, "verdict": "VALID",
