@@ -347,11 +347,16 @@ def shard(text: str) -> Tuple[int, int]:
     """(i, N) of i/N; auto takes i, and N where it is not given, from Kubernetes or Slurm."""
     place, _, of = text.partition("/")
     if place == "auto":
-        place = os.environ.get("JOB_COMPLETION_INDEX") or os.environ.get("SLURM_PROCID", "")
-        of = of or os.environ.get("SLURM_NTASKS", "")
-        if not (place and of):
+        name = ("JOB_COMPLETION_INDEX" if os.environ.get("JOB_COMPLETION_INDEX")
+                else "SLURM_PROCID")
+        place, number = os.environ.get(name, ""), of or os.environ.get("SLURM_NTASKS", "")
+        if not (place and number):
             raise UserError("auto: JOB_COMPLETION_INDEX with auto/N, or SLURM_PROCID and "
                             "SLURM_NTASKS, must say which of how many")
+        if not (place.isdecimal() and number.isdecimal() and int(place) < int(number) <= 10_000):
+            counted = "" if of else f", SLURM_NTASKS={number!r}"
+            raise UserError(f"{text}: {name}={place!r}{counted} is no I from 0 to N-1")
+        of = number
     if not (place.isdecimal() and of.isdecimal() and int(place) < int(of) <= 10_000):
         raise UserError(f"{text!r} must be I/N with I from 0 to N-1, such as 0/4")
     return int(place), int(of)
@@ -708,7 +713,9 @@ def settle(args: Any, pasted: bool) -> None:
         return
     args.deployed = deployed(args)
     if args.report:
-        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"))
+        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"),
+               (args.goodput or any(limits_of(args).values()),
+                "--report prints a run again by the SLO that it was judged by; drop --slo-*"))
         return
     refuse((args.url is None and not own,
             "no target; give http://HOST:PORT, or --mock for the built-in engine"))
@@ -6110,7 +6117,8 @@ def render(summary: Facts) -> str:
         lines += ["", *search_lines(search)]
     for run in () if search else runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary)]
+    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary),
+              *shard_lines(summary), *compat_why(summary)]
     return "\n".join(lines)
 
 
@@ -6130,7 +6138,8 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
                      f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
-    lines += [f"{run_name(run)} {run['reasons'][0]}" for run in runs if is_cut(run)]
+    lines += [f"{run_name(run)}: {run['reasons'][0]}" for run in runs
+              if is_cut(run) or (run["verdict"] == "VALID" and run["reasons"])]
     unrun = len(summary["plan"].get("rates") or runs) - len(runs)
     if unrun > 0 and any(map(is_cut, runs)):
         lines.append(f"INTERRUPTED: {unrun} further rates were not run")
@@ -6263,9 +6272,7 @@ def setup_lines(summary: Facts) -> List[str]:
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
     lines.append(f"       {'virtual clock' if summary.get('simulated') else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
-    if any("compat" in run for run in summary["runs"]):
-        lines += [("COMPAT " if line == COMPAT_WHY[0] else "       ") + line for line in COMPAT_WHY]
-    return lines + shard_lines(summary)
+    return lines
 
 
 def null_infinities(value: Any) -> Any:
@@ -6790,7 +6797,8 @@ def setup_rows(summary: Facts) -> List[Tuple[str, str]]:
     machine, runs = summary["environment"], summary["runs"]
     names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
     cached = [run["cached_tokens_mean"] for run in runs if run["cached_tokens_mean"] is not None]
-    said = re.sub(r"^SETUP|\n", ";", "\n".join(setup_lines(summary))).split(";")
+    told = [*setup_lines(summary), *shard_lines(summary), *compat_why(summary)]
+    said = re.sub(r"^SETUP|\n", ";", "\n".join(told)).split(";")
     return [
         *((names.get(name, name), stated(facts)) for name, facts in (
             summary.get("setup") or dict.fromkeys(NAMED)).items()),
@@ -6925,7 +6933,7 @@ def page(summary: Facts) -> str:
               ] if summary.get("simulated") else []
     alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
               "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
-    alerts += [f"{run_name(r)} {r['reasons'][0]}." for r in summary["runs"] if is_cut(r)]
+    alerts += [f"{run_name(r)}: {r['reasons'][0]}." for r in summary["runs"] if is_cut(r)]
     limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
     if limited:
         alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
@@ -6991,7 +6999,8 @@ def report_command(args: Any) -> int:
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
     print(as_json(summary) if args.json else text)
-    why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
+    why = unsaved_line(save(args.report, "summary.json", summary),
+                 save(args.report, "report.html", html))
     if why:
         say(why)
     return 1 if why else 0
@@ -8536,6 +8545,12 @@ def compat_lines(run: Facts) -> List[str]:
     return lines
 
 
+def compat_why(summary: Facts) -> List[str]:
+    """Why the figures of --compat differ, where they were asked for."""
+    asked = any("compat" in run for run in summary["runs"])
+    return [f"{'' if n else 'COMPAT':<7}{line}" for n, line in enumerate(COMPAT_WHY) if asked]
+
+
 def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool,
                 told: Optional[Facts] = None, server: Optional[Facts] = None) -> Dict[str, Any]:
     """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
@@ -8953,8 +8968,7 @@ def merge(args: Any) -> Dict[str, Any]:
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise UserError(f"--merge: a plan.json or summary.json is not one that this loadgen "
                         f"writes: {printable(repr(error), 80)}") from None
-    summary["unsaved"] = (save(folder, "summary.json", summary) or journal.failed
-                          or save(folder, "report.html", page(summary)) or unsaved)
+    summary["unsaved"] = unsaved_line(journal.failed, save_report(folder, summary), unsaved)
     return summary
 
 
@@ -8969,7 +8983,7 @@ def shard_lines(summary: Facts) -> List[str]:
     """Which shard of how many this is, or how they were joined, for the setup statement."""
     own, shards = summary["plan"].get("shard"), summary.get("shards")
     if own:
-        return [f"       shard {own[0]} of {own[1]}: every figure is of its share of the plan; "
+        return [f"SHARD  {own[0]} of {own[1]}: every figure is of its share of the plan; "
                 "--merge joins them"]
     if not shards:
         return []
@@ -9130,7 +9144,7 @@ def diff_command(args: Any) -> int:
         for run, (one, other) in enumerate(zip(a.summary["runs"], b.summary["runs"])):
             sides = [[r for r in side.records if r.run == run] for side in (a, b)]
             report["runs"].append({
-                "label": one["label"], "verdicts": [one["verdict"], other["verdict"]],
+                "label": one["label"], "verdicts": [verdict_text(one), verdict_text(other)],
                 **compare(sides[0], sides[1], slo, one["offered_rate_rps"])})
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
@@ -9141,7 +9155,8 @@ def diff_command(args: Any) -> int:
 
 def diff_lines(report: Facts) -> List[str]:
     """The comparison as text."""
-    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url']}, {one['started']}"
+    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url'] or 'no server'}, "
+             f"{one['started']}"
              for name, one in (("a", report["a"]), ("b", report["b"]))]
     for run in report["runs"]:
         lines += ["", f"RATE {run['label']}: {run['paired']} requests paired by id; "
@@ -9668,8 +9683,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
     def keep() -> None:
         nonlocal unsaved
         conclude(summary, args)
-        unsaved = (save(folder, "summary.json", summary)
-                   or save(folder, "report.html", page(summary)) or unsaved)
+        unsaved = save_report(folder, summary) or unsaved
 
     def go(e2e_s: float) -> Outcome:
         nonlocal unsaved, running
@@ -9698,7 +9712,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         go(expected_s)
     if running.scraper:
         running.scraper.stop()
-    summary["unsaved"] = journal.failed or unsaved
+    summary["unsaved"] = unsaved_line(journal.failed, unsaved)
     return summary
 
 
@@ -9861,6 +9875,17 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     except OSError as error:
         return f"{path} could not be written: {error.strerror}"
     return ""
+
+
+def save_report(folder: Optional[str], summary: Facts) -> str:
+    """Write summary.json and report.html; why they could not be, or ''."""
+    return unsaved_line(save(folder, "summary.json", summary),
+                  folder and save(folder, "report.html", page(summary)))
+
+
+def unsaved_line(*whys: Optional[str]) -> str:
+    """What could not be saved, each reason once, as one line; '' where there is none."""
+    return "; ".join(dict.fromkeys(why for why in whys if why))
 
 
 def exit_code(args: Any, summary: Facts) -> int:

@@ -238,6 +238,11 @@ class ThePage(unittest.TestCase):
         page = self.page(summary_of(run_of(8, 0.1, failed=60)))
         self.assertIn("no request succeeded", page.words)
 
+    def test_a_run_in_which_nothing_succeeded_says_so_under_the_table(self) -> None:
+        summary = summary_of(run_of(8, 0.1, failed=60))
+        self.assertIn("8/s: no request succeeded\n", loadgen.render(summary))
+        self.assertIn("8/s: no request succeeded<", loadgen.page(summary))
+
     def test_what_is_rehearsed_simulated_or_spoilt_is_said_at_the_top(self) -> None:
         summary = summary_of(*copy.deepcopy(SWEEP), said={"engine": loadgen.MOCK_VERSION})
         self.assertIn("a rehearsal", self.page(summary).words)
@@ -508,6 +513,12 @@ class AnEndToEndRun(unittest.TestCase):
         loadgen_run("--report", again, "--gpu-price", "10")
         with open(os.path.join(again, "summary.json"), encoding="utf-8") as file:
             self.assertEqual(json.load(file)["cost"]["per_hour"], 20.0)
+
+    def test_report_refuses_to_judge_a_run_by_another_slo(self) -> None:
+        for flags in (("--slo-ttft-ms", "100"), ("--goodput", "ttft:100")):
+            code, said, errors = loadgen_run("--report", self.out, *flags)
+            self.assertEqual((code, said), (2, ""))
+            self.assertIn("drop --slo-", errors)
 
     def test_report_of_something_else_is_one_line(self) -> None:
         for content in ("{}", '{"runs": [{}]}', '{"runs": []}', "[]", "not json"):

@@ -285,6 +285,15 @@ class PlaceAndTime(unittest.TestCase):
                 with self.assertRaises(UserError, msg=text):
                     loadgen.shard(text)
 
+    def test_a_place_from_the_environment_is_refused_by_its_name(self) -> None:
+        for named, text, why in (
+                ({"JOB_COMPLETION_INDEX": "x"}, "auto/4", "JOB_COMPLETION_INDEX='x'"),
+                ({"JOB_COMPLETION_INDEX": "4"}, "auto/4", "JOB_COMPLETION_INDEX='4'"),
+                ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4", "JOB_COMPLETION_INDEX": ""}, "auto",
+                 "SLURM_PROCID='4', SLURM_NTASKS='4'")):
+            with mock.patch.dict(os.environ, named), self.assertRaisesRegex(UserError, why):
+                loadgen.shard(text)
+
     def test_a_shard_alone_is_not_judged(self) -> None:
         base = ["http://h", "--rate", "1", "--shard", "0/2"]
         for more in (["--gate", "--slo-ttft-ms", "1"], ["--compat"], ["--save-result", "f"],
@@ -468,10 +477,20 @@ class OtherToolsDefinitions(unittest.TestCase):
         self.assertIn("COMPAT", said)
         for line in loadgen.COMPAT_WHY:
             self.assertIn(line, said)
+        self.assertEqual(said.split("\n")[-1].strip(), loadgen.COMPAT_WHY[-1])  # no fact after it
 
 
 class KeptRuns(unittest.TestCase):
     """requests.jsonl holds what a summary needs."""
+
+    def test_every_file_that_could_not_be_written_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            gone = os.path.join(folder, "gone")
+            with mock.patch.object(loadgen, "page", lambda summary: ""):
+                why = loadgen.save_report(gone, {})
+        self.assertIn("summary.json could not be written", why)
+        self.assertIn("report.html could not be written", why)
+        self.assertEqual(loadgen.unsaved_line("a", why, why), f"a; {why}")
 
     def test_a_line_gives_its_record_back(self) -> None:
         for made in (record(3, 1.5, 2.25, (10.0, 12.5, 17.001), opened_ns=9_000_000,
@@ -509,6 +528,17 @@ class DifferenceOfTwoRuns(unittest.TestCase):
 
     def answers(self, a: List[Record], b: List[Record], slo: Slo = NO_SLO) -> Dict[str, str]:
         return {row["name"]: row["answer"] for row in loadgen.compare(a, b, slo, 10.0)["metrics"]}
+
+    def test_simulated_runs_are_called_so(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [os.path.join(folder, name) for name in "ab"]
+            for out in runs:
+                command("--simulate", "--rate", "30", "--num-requests", "20", "--out", out)
+            code, said, errors = command("--diff", *runs)
+        self.assertEqual(code, 0, errors)
+        self.assertIn("A SIMULATED, B SIMULATED", said)
+        for word in ("VALID", "None"):
+            self.assertNotIn(word, said)
 
     def test_two_runs_alike_show_no_difference(self) -> None:
         wrong = 0
