@@ -8745,7 +8745,9 @@ ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", 
 
 def record_of(row: Facts) -> Record:
     """The record of a line of requests.jsonl, the run's start being 0 ns; MISSHAPEN of another."""
-    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
+    session = -1 if row["session"] is None else row["session"]
+    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0,
+                      cls=row["mix_class"] or "", session=session, turn=row["turn"] or 0)
     record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
     for name in ROW_TIMES:
         at_s = row[f"{name}_s"]
@@ -8759,21 +8761,45 @@ def record_of(row: Facts) -> Record:
     return record
 
 
-def plan_of(saved: Facts, run: int) -> Plan:
-    """The plan of one run as plan.json keeps it."""
-    def fixed(text: str) -> Lengths:  # known by name; the lengths drawn are in the requests
-        return Lengths(text, math.nan, lambda q: math.nan)
+def work_kept(saved: Facts, rows: Facts) -> Work:
+    """The work of a plan.json, as far as a summary asks for it: the requests are in its rows."""
+    def known(text: str, mean: float = math.nan) -> Lengths:  # the lengths drawn are in the rows
+        return Lengths(text, mean, lambda q: math.nan)
 
+    traffic = saved.get("traffic") or {}
+    work = Work(known(saved["lengths"]["input"]), known(saved["lengths"]["output"]),
+                saved["shared_prefix_len"], saved["prefix_groups"])
+    if "format" in traffic:
+        work = work._replace(trace=Trace((), traffic["block_tokens"] or 0, traffic, []))
+    if "turns" in traffic:
+        think = [think_s for think_s in rows["think_s"] if think_s is not None]
+        turns = len(rows["session"]) / len(set(rows["session"]))
+        work = work._replace(turns=known(traffic["turns"], turns),
+                             think_s=known(traffic["think_time_s"], mean_of(think) or 0.0))
+    return work._replace(classes=tuple(TrafficClass(name, c["share"], None, None, work._replace(
+        n_in=known(c["input"]), n_out=known(c["output"]), shared_prefix=c["shared_prefix_len"]),
+        {}, c["model"] or "") for name, c in traffic.get("classes", {}).items()))
+
+
+def plan_of(saved: Facts, run: int) -> Plan:
+    """The plan of one run as plan.json keeps it; a later turn is due with its session's first."""
     load = Load(saved["rates"][run], saved["concurrency"],
                 math.inf if saved["burstiness"] is None else saved["burstiness"],
                 saved["num_requests"], saved["duration_s"], None)
-    work = Work(fixed(saved["lengths"]["input"]), fixed(saved["lengths"]["output"]),
-                saved["shared_prefix_len"], saved["prefix_groups"])
     rows = saved["runs"][run]
-    requests = tuple(Planned(i, *each) for i, each in enumerate(zip(
-        saved["arrivals"][run], rows["n_in"], rows["n_out"], rows["group"])))
+    n = len(rows["n_in"])
+    classes, sessions, turns = (rows.get(name) or [default] * n for name, default in (
+        ("cls", ""), ("session", -1), ("turn", 0)))
+    dues: List[float] = []
+    for due_s in saved["arrivals"][run]:
+        dues.append(dues[-1] if due_s is None else due_s)
+    requests = tuple(
+        Planned(i, due_s, n_in, n_out, group, cls=cls, session=session, turn=turn)
+        for i, (due_s, n_in, n_out, group, cls, session, turn) in enumerate(zip(
+            dues, rows["n_in"], rows["n_out"], rows["group"], classes, sessions, turns)))
     opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
-    return Plan(load, work, saved["seed"], requests, (opened, closed), rows["hash"])
+    return Plan(load, work_kept(saved, rows), saved["seed"], requests, (opened, closed),
+                rows["hash"])
 
 
 PLAN_KEYS = ("seed", "rates", "lengths", "arrival_process", "burstiness", "concurrency",
@@ -8865,15 +8891,21 @@ def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outco
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
+
+    def shard_of(p: Planned) -> int:
+        return (p.id if p.session < 0 else p.session) % of
+
     for shard in range(of):
         part = parts.get(shard)
         told = dig(part.summary, "runs", run) if part else None  # by its own summary
         mine = [r for r in part.records if r.run == run] if part else []
         seen = {r.id for r in mine}
-        lost = [p for p in plan.requests[shard::of]
-                if p.id not in seen and plan.measured(p.due_s)]
+        lost = [p for p in plan.requests
+                if shard_of(p) == shard and p.id not in seen and plan.measured(p.due_s)]
         if told:
             outcome.health.append(health_of(told["client"], mine))
+            outcome.health[-1].turns_lost = dig(told, "turns", "lost") or 0
+            lost = [p for p in lost if not p.turn]  # turns_lost has the others
             if told["verdict"] == "CLIENT-LIMITED":
                 wrong += [f"shard {shard}: {reason}" for reason in told["reasons"][:-1]
                           or told["reasons"]]
@@ -9134,9 +9166,9 @@ def diff_command(args: Any) -> int:
     a, b = map(load_run, args.diff)
     same_plan(a, b)
     try:
-        slo = Slo(**{**a.summary["slo"], **asked_slo(args)})
+        slo = slo_from({**a.summary["slo"], **asked_slo(args)})
         report: Dict[str, Any] = {
-            "plan": a.plan["hash"], "slo": slo._asdict(),
+            "plan": a.plan["hash"], "slo": slo_statement(slo),
             **{name: {"path": one.path, "model": one.summary["target"]["model"],
                       "url": one.summary["target"]["url"],
                       "started": one.summary["environment"]["started"]}

@@ -26,6 +26,8 @@ FAST = {"weights_s": 0.002, "sequence_s": 0.00002, "prefill_s_per_token": 0.0000
         "max_num_batched_tokens": 2048}
 WORK = loadgen.Work(loadgen.parse_lengths("lognormal:mean=30,cv=0.5"),
                     loadgen.parse_lengths("uniform:4..12"), 0, 1)
+TIMED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "traces",
+                     "timed_trace.jsonl")
 NO_SLO = Slo(None, None, None, 0.99)
 # What vllm bench serve 0.32 wrote with --save-result --save-detailed --goodput and all metrics.
 VLLM_KEYS = set(
@@ -212,6 +214,34 @@ class OnePlanOverManyMachines(unittest.TestCase):
             self.assertTrue(late or summary["runs"][0]["start_skew_s"] < 0.001)
             self.lose_a_shard(run, folder)
             self.refuse_what_is_no_shard(run, out)
+
+    def test_classes_turns_and_traces_survive_the_merge(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            mix = os.path.join(folder, "mix.json")
+            with open(mix, "w", encoding="utf-8") as file:
+                json.dump({"a": {"rate": 20, "slo_ttft_ms": 500, "output_len": 5},
+                           "b": {"rate": 10, "slo_ttft_ms": 1, "output_len": 5}}, file)
+            for flags in (f"--mix {mix} --num-requests 40",
+                          "--rate 20 --num-requests 40 --turns 3 --slo-ttft-ms 500",
+                          f"--trace {TIMED} --slo-ttft-ms 500"):
+                out = os.path.join(folder, str(len(os.listdir(folder))))
+                command("--simulate", *flags.split(), "--out", out)
+                plan, whole = load(out, "plan.json"), load(out, "summary.json")
+                made = [loadgen.record_of(row) for row in rows_of(out)]
+                for r, row in zip(made, rows_of(out)):
+                    self.assertEqual(r.row(0), row)
+                parts = {i: loadgen.Saved("", plan, {}, [r for r in made if (
+                    r.id if r.session < 0 else r.session) % 2 == i]) for i in range(2)}
+                joined, _ = loadgen.joined_outcome(parts, 2, 0)
+                self.assertEqual([r.cls for r in joined.records], ["ok"] * len(made))
+                found = loadgen.null_infinities(loadgen.summarise(
+                    joined, loadgen.slo_from(whole["slo"]), True))
+                for key in ("attainment", "classes", "turns", "ttft_s", "verdict"):
+                    self.assertEqual(found[key], whole["runs"][0][key], (flags, key))
+                del parts[1]
+                joined, wrong = loadgen.joined_outcome(parts, 2, 0)
+                self.assertEqual(len(joined.records), len(made))
+                self.assertIn("shard 1 of 2 is missing", wrong[-1])
 
     def test_what_the_engine_said_to_a_shard_is_said_of_all(self) -> None:
         made = [record(i, 100 * i, None, (100 * i + 30,)) for i in range(4)]
@@ -539,6 +569,21 @@ class DifferenceOfTwoRuns(unittest.TestCase):
         self.assertIn("A SIMULATED, B SIMULATED", said)
         for word in ("VALID", "None"):
             self.assertNotIn(word, said)
+
+    def test_each_class_of_a_mix_is_judged_by_its_own_slo(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            mix, runs = os.path.join(folder, "mix"), [os.path.join(folder, name) for name in "ab"]
+            with open(mix, "w", encoding="utf-8") as file:
+                json.dump({"a": {"rate": 20, "slo_ttft_ms": 9000}, "b": {"rate": 20,
+                                                                        "slo_ttft_ms": 1}}, file)
+            for out in runs:
+                command("--simulate", "--mix", mix, "--num-requests", "40", "--out", out)
+            own = load(runs[0], "summary.json")["runs"][0]["attainment"]
+            code, said, errors = command("--diff", *runs, "--json")
+        self.assertEqual(code, 0, errors)
+        rows = {row["name"]: row for row in json.loads(said)["runs"][0]["metrics"]}
+        self.assertEqual(rows["attainment"]["a"], own)
+        self.assertTrue(0.3 < own < 0.7, own)
 
     def test_two_runs_alike_show_no_difference(self) -> None:
         wrong = 0
