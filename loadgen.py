@@ -6986,13 +6986,8 @@ def with_infinities(value: Any) -> Any:
 def report_command(args: Any) -> int:
     """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
     path = os.path.join(args.report, "summary.json")
-    if os.path.exists(os.path.join(args.report, "plan.json")) and not os.path.exists(path):
-        done = len(load_run(args.report).records)
-        raise UserError(f"{args.report}: the run did not end, so it has no summary; its "
-                        f"{done:,} finished requests are in requests.jsonl")
-    summary = read_json(path)
     try:
-        summary["runs"] = with_infinities(summary["runs"])
+        summary = kept_summary(args.report)
         summary["setup"] = setup_of(args, {}, summary.get("setup"))
         conclude(summary, args)
         text, html = render(summary), page(summary)
@@ -7000,7 +6995,7 @@ def report_command(args: Any) -> int:
         raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
     print(as_json(summary) if args.json else text)
     why = unsaved_line(save(args.report, "summary.json", summary),
-                 save(args.report, "report.html", html))
+                       save(args.report, "report.html", html))
     if why:
         say(why)
     return 1 if why else 0
@@ -8819,6 +8814,55 @@ def same_plan(a: Saved, b: Saved) -> None:
                     + ("; ".join(found) or "the ramp, or what a file of lengths holds"))
 
 
+def kept_summary(path: str) -> Dict[str, Any]:
+    """The summary of a folder; what a killed process could not summarise is, from its records."""
+    at = os.path.join(path, "summary.json")
+    plan_at = os.path.join(path, "plan.json")
+    if os.path.exists(at) or not os.path.exists(plan_at):
+        summary = read_json(at)
+        summary["runs"] = with_infinities(summary["runs"])
+    else:
+        summary = {**read_json(plan_at).get("told", {}), "runs": []}
+    if os.path.exists(plan_at) and last_run(path) >= len(summary["runs"]):
+        saved = load_run(path)
+        kept = ("salt", "runs", "arrivals", "told")
+        summary["plan"] = {key: value for key, value in saved.plan.items() if key not in kept}
+        for run in range(len(summary["runs"]), last_run(path) + 1):
+            summary["runs"].append(killed_run(saved, summary, run))
+        summary["findings"], summary["advice"] = findings(summary), advice(summary)
+    refuse((not summary["runs"], f"{path}: the run was stopped before any request had ended; there "
+            "is nothing to report"))
+    return summary
+
+
+def last_run(path: str) -> int:
+    """The run that the last whole line of requests.jsonl is of; -1 without one."""
+    try:
+        with open(os.path.join(path, "requests.jsonl"), "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - MIB))
+            runs = re.findall(rb'^\{"run":(\d+),.*\n', file.read(), re.M)
+            return max(map(int, runs), default=-1)
+    except OSError:
+        return -1
+
+
+def killed_run(saved: Saved, summary: Facts, run: int) -> Dict[str, Any]:
+    """The summary of a run whose process was killed: of the requests that had ended by then."""
+    health = ClientHealth()
+    health.interrupted = True
+    records = [r for r in saved.records if r.run == run]
+    health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
+                        if r.sent_ns is not None)
+    outcome = Outcome(plan_of(saved.plan, run), records, [health], 0, ONE_A_WORD, [],
+                      simulated=bool(summary["simulated"]))
+    found = summarise(outcome, slo_from(summary["slo"]), summary["target"]["token_ids"],
+                      summary["plan"]["unique_prompts"])
+    far = how_far(outcome, found, saved.plan["shard"] or (0, 1))
+    found["reasons"].insert(0, f"INTERRUPTED: {far} when its process was killed; what was in "
+                            "flight then is not counted")
+    return found
+
+
 # -- shards
 
 GRID_S, SETTLE_S, PREPARE_S = 10, 30.0, 1.0
@@ -9665,6 +9709,10 @@ def environment() -> Dict[str, Any]:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
+# What plan.json holds of a summary, for a process that does not live to write one.
+TOLD = "target", "slo", "environment", "warmup", "simulated", "metrics"
+
+
 def measure(args: Any, url: str) -> Dict[str, Any]:
     """Every run that the flags ask for, in order; the summary of all."""
     target = target_of(args, url)
@@ -9708,7 +9756,9 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
             say(warning)
         summary["plan"] = plan_statement(args, plans)
         unsaved = save(folder, "plan.json", {
-            **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
+            **summary["plan"], "salt": running.salt,
+            "told": {key: summary[key] for key in TOLD},
+            "runs": [plan_rows(plan) for plan in plans],
             "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
                          for plan in plans]}) or unsaved
 

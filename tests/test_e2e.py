@@ -503,6 +503,13 @@ class Interrupted(unittest.TestCase):
                 rows = [json.loads(line) for line in file]
             with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
                 plan = json.load(file)
+            self.assertNotIn("summary.json", os.listdir(out))
+            done = subprocess.run([sys.executable, SCRIPT, "--report", out], capture_output=True,
+                                  text=True, check=False)
+            self.assertIn("report.html", os.listdir(out))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"INTERRUPTED: {len(rows)} of 600 requests when its process was killed",
+                      done.stdout)
         self.assertGreater(len(rows), 5)
         self.assertTrue(all(row["class"] == "ok" for row in rows))
         self.assertEqual(len(plan["arrivals"][0]), 600)

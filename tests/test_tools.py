@@ -513,6 +513,32 @@ class OtherToolsDefinitions(unittest.TestCase):
 class KeptRuns(unittest.TestCase):
     """requests.jsonl holds what a summary needs."""
 
+    def test_what_a_killed_process_could_not_summarise_is_from_its_records(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "run")
+            command("--simulate", "--sweep", "20,30", "--num-requests", "30", "--out", out)
+            whole = load(out, "summary.json")
+            self.assertEqual(loadgen.kept_summary(out)["runs"],
+                             loadgen.with_infinities(whole["runs"]))
+            with open(os.path.join(out, "summary.json"), "w", encoding="utf-8") as file:
+                json.dump({**whole, "runs": whole["runs"][:1]}, file)  # as it was after the first
+            path = os.path.join(out, "requests.jsonl")
+            with open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines([*lines[:40], lines[40][:50]])  # torn
+            first, second = loadgen.kept_summary(out)["runs"]
+            self.assertEqual(first, loadgen.with_infinities(whole["runs"][0]))
+            self.assertEqual(second["completed"], 10)
+            self.assertIn("INTERRUPTED: 10 of 30 requests", second["reasons"][0])
+            os.remove(os.path.join(out, "summary.json"))
+            self.assertEqual([run["completed"] for run in loadgen.kept_summary(out)["runs"]],
+                             [30, 10])
+            with open(path, "w", encoding="utf-8"):
+                pass
+            with self.assertRaisesRegex(UserError, "before any request had ended"):
+                loadgen.kept_summary(out)
+
     def test_every_file_that_could_not_be_written_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             gone = os.path.join(folder, "gone")
