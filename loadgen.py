@@ -9022,14 +9022,15 @@ def merge(args: Any) -> Dict[str, Any]:
         summary: Dict[str, Any] = {
             "plan": {**base["plan"], "shard": None}, "target": base["target"],
             "slo": slo_statement(slo), "environment": base["environment"],
-            "setup": setup_of(args, {}, base.get("setup")), "simulated": None,
-            "metrics": next((one["metrics"] for one in summaries if dig(one, "metrics", "engine")),
-                            base.get("metrics")),
+            "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
             "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
                                             for key in ("requests", "failed")}},
             "shards": {"of": of, "joined": sorted(parts),
                        "missing": [shard for shard in range(of) if shard not in parts]},
             "runs": []}
+        summary["setup"] = setup_of(args, {}, summary["setup"])
+        summary["metrics"] = next((one["metrics"] for one in summaries if dig(
+            one, "metrics", "engine")), summary["metrics"])
         folder = open_folder(args.out)
         journal = Journal(os.path.join(folder, "requests.jsonl") if folder else None)
         unsaved = save(folder, "plan.json", {**plan, "shard": None})
@@ -9710,7 +9711,7 @@ def environment() -> Dict[str, Any]:
 
 
 # What plan.json holds of a summary, for a process that does not live to write one.
-TOLD = "target", "slo", "environment", "warmup", "simulated", "metrics"
+TOLD = "target", "slo", "environment", "warmup", "simulated", "step_time", "metrics"
 
 
 def measure(args: Any, url: str) -> Dict[str, Any]:
@@ -9757,7 +9758,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         summary["plan"] = plan_statement(args, plans)
         unsaved = save(folder, "plan.json", {
             **summary["plan"], "salt": running.salt,
-            "told": {key: summary[key] for key in TOLD},
+            "told": {key: summary[key] for key in TOLD if key in summary},
             "runs": [plan_rows(plan) for plan in plans],
             "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
                          for plan in plans]}) or unsaved
