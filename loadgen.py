@@ -309,6 +309,15 @@ def trace_window(text: str) -> Tuple[float, float]:
     return found
 
 
+def trace_unit(text: str) -> int:
+    """A unit of time [ns]: by name, or the seconds in it."""
+    named_ns = {"s": SECOND_NS, "ms": 10**6, "us": 1000, "ns": 1}
+    unit_ns = named_ns.get(text) or round(positive(text) / NS)
+    if not 1 <= unit_ns <= 3600 * SECOND_NS:
+        raise UserError(f"{text!r} must be from 1e-9 to 3600 s")
+    return unit_ns
+
+
 def turns(text: str) -> Lengths:
     """How many turns a session has: 1 to 200."""
     lengths = token_lengths(text)
@@ -338,11 +347,16 @@ def shard(text: str) -> Tuple[int, int]:
     """(i, N) of i/N; auto takes i, and N where it is not given, from Kubernetes or Slurm."""
     place, _, of = text.partition("/")
     if place == "auto":
-        place = os.environ.get("JOB_COMPLETION_INDEX") or os.environ.get("SLURM_PROCID", "")
-        of = of or os.environ.get("SLURM_NTASKS", "")
-        if not (place and of):
+        name = ("JOB_COMPLETION_INDEX" if os.environ.get("JOB_COMPLETION_INDEX")
+                else "SLURM_PROCID")
+        place, number = os.environ.get(name, ""), of or os.environ.get("SLURM_NTASKS", "")
+        if not (place and number):
             raise UserError("auto: JOB_COMPLETION_INDEX with auto/N, or SLURM_PROCID and "
                             "SLURM_NTASKS, must say which of how many")
+        if not (place.isdecimal() and number.isdecimal() and int(place) < int(number) <= 10_000):
+            counted = "" if of else f", SLURM_NTASKS={number!r}"
+            raise UserError(f"{text}: {name}={place!r}{counted} is no I from 0 to N-1")
+        of = number
     if not (place.isdecimal() and of.isdecimal() and int(place) < int(of) <= 10_000):
         raise UserError(f"{text!r} must be I/N with I from 0 to N-1, such as 0/4")
     return int(place), int(of)
@@ -458,6 +472,10 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
              "timed_trace JSONL, Azure, BurstGPT or plain CSV"),
         Flag("--trace-speed", positive, "X", "times as fast as recorded (default: 1)"),
         Flag("--trace-window", trace_window, "START..END", "a part of it, in its own seconds"),
+        Flag("--trace-unit --timed-trace-sec-multiplier", trace_unit, "s|ms|us|ns", "of its times, "
+             "where it is known better than from the file; or seconds in it, as vllm bench has it"),
+        Flag("--trace-block --timed-trace-chunk-hash-size", at_most(4096, whole, "is past 4096"),
+             "TOKENS", "that a hash id stands for (default: by the lengths)"),
         Flag("--mix", word, "FILE", "several classes at once, each with its own rate, lengths, "
              "prefix, SLO and model (JSON)"),
         Flag("--burstiness", rate_or_inf, "SHAPE", "gamma shape of the gaps: 1 Poisson, <1 "
@@ -524,6 +542,7 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--compat", None, "", "also under vllm bench serve's and AIPerf's definitions"),
         Flag("--save-result", word, "FILE", "the JSON that vllm bench serve writes; a sweep adds "
              "-RATE to the name", nargs="?"),
+        Flag("--label", word, "TEXT", "of the run, in it"),
         Flag("--save-detailed", None, "", "with a pasted command: keep the lists in it"),
         Flag("--result-dir", word, "DIR", "where --save-result writes"),
         Flag("--result-filename", word, "FILE", "its name"),
@@ -553,10 +572,11 @@ NO_MEANING = {
         "--disable-shuffle --skip-chat-template --plot-timeline --no-stream --no-oversample "
         "--self-timed --skip-tokenizer-init --plot-dataset-stats --no-reranker").split(), 0),
     **dict.fromkeys((
-        "--tokenizer --tokenizer-mode --percentile-metrics --metric-percentiles --label "
+        "--tokenizer --tokenizer-mode --percentile-metrics --metric-percentiles "
         "--ready-check-timeout-sec --logprobs --best-of --num-fewshot --request-id-prefix "
         "--chat-template-kwargs --probe-request-rate --lora-assignment --random-batch-size "
-        "--timeline-itl-thresholds").split(), 1),
+        "--timeline-itl-thresholds --timed-trace-label-timestamp --timed-trace-label-input-length "
+        "--timed-trace-label-output-length --timed-trace-label-hash-ids").split(), 1),
     "--lora-modules": MANY}
 
 EXAMPLES = """examples:
@@ -615,6 +635,8 @@ def without_meaning(argv: Sequence[str]) -> List[str]:
     while words:
         text = words.pop(0)
         name, has_value, _ = text.partition("=")
+        refuse((name.startswith("--ramp-up-"), f"{name} changes the rate within a run, which is "
+                "not done here; --sweep R,R measures each rate by itself"))
         if name not in NO_MEANING:
             kept.append(text)
             continue
@@ -689,7 +711,9 @@ def settle(args: Any, pasted: bool) -> None:
         return
     args.deployed = deployed(args)
     if args.report:
-        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"))
+        refuse((args.gate, "--report prints a run again; --gate judges a run, or --merge"),
+               (args.goodput or any(limits_of(args).values()),
+                "--report prints a run again by the SLO that it was judged by; drop --slo-*"))
         return
     refuse((args.url is None and not own,
             "no target; give http://HOST:PORT, or --mock for the built-in engine"))
@@ -922,6 +946,21 @@ class TraceRow(NamedTuple):
     n_out: int
     keys: Tuple[Hashable, ...]
 
+    @property
+    def whole(self) -> bool:
+        """Whether it was answered when it was recorded: with 0 tokens it failed."""
+        return self.n_in > 0 and self.n_out > 0
+
+
+class TraceFile(NamedTuple):
+    """A trace that is being read."""
+
+    kind: str
+    unit_ns: int
+    sure: bool  # a flag, the field's name, the format or the size of the times tells the unit
+    block: int
+    rows: Iterator[TraceRow]  # with times in 10^-9 units
+
 
 class Trace(NamedTuple):
     """Recorded traffic, ready to be sent."""
@@ -1003,38 +1042,49 @@ def lengths_seen(text: str, values: Sequence[int]) -> Lengths:
 
 
 def read_trace(path: str, window_s: Tuple[float, float], speed: float, most: int,
-               duration_s: float) -> Trace:
+               duration_s: float, given: Tuple[int, int] = (0, 0)) -> Trace:
     """A trace of any known format, cut to a window [s of the trace], sped up and limited.
 
-    Times count from the window's start, else from the first request. UserError with the line.
+    Times count from the window's start, else from the first request. given: the unit [ns] and the
+    tokens of a hash block; 0: the file tells. UserError with the line.
     """
     notes: List[str] = []
-    kind, unit_ns, block, rows = open_trace(path, notes)
-    rows = in_order(path, rows, unit_ns, notes)
-    first = next(rows, None)
-    if first is None:
-        raise UserError(f"{path} has no request")
-    base_ns = first.time + round(window_s[0] * SECOND_NS)
-    end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
+    kind, unit_ns, sure, block, rows = open_trace(path, given, notes)
+    moved: Set[int] = set()
     kept: List[TraceRow] = []
-    for row in itertools.chain([first], rows):
+    failed: List[TraceRow] = []
+    base_ns, end_ns = -1, math.inf
+    for row in in_order(path, rows, unit_ns, sure, moved):
+        if base_ns < 0 and row.whole:
+            base_ns = row.time + round(window_s[0] * SECOND_NS)
+            end_ns = base_ns + min(window_s[1] - window_s[0], duration_s * speed) * SECOND_NS
+            failed = [] if window_s[0] else failed
         if row.time >= end_ns or len(kept) >= most:
             break
         if row.time >= base_ns:
-            kept.append(row)
+            (kept if row.whole else failed).append(row)
     if not kept:
-        raise UserError(f"{path} has no request in --trace-window and --duration")
+        raise UserError(f"{path} has no request" + (
+            " in --trace-window and --duration" if base_ns >= 0 else ""))
+    if failed:
+        notes.append(f"trace: {len(failed)} requests of 0 tokens left out (the first on line "
+                     f"{failed[0].line}): they failed when they were recorded")
+    sorted_lines = [row.line for row in kept if row.line in moved]
+    if sorted_lines:
+        notes.append(f"trace: {len(sorted_lines)} lines are out of order by a second or less (the "
+                     f"first is line {min(sorted_lines)}): sorted")
     requests = tuple(Planned(n, (row.time - base_ns) / SECOND_NS / speed, row.n_in, row.n_out, 0,
                              row.keys) for n, row in enumerate(kept))
     about = {"file": os.path.basename(path), "format": kind, "requests": len(kept),
-             "unit": UNITS_NS[unit_ns], "speed": speed, "span_s": requests[-1].due_s,
+             "unit": UNITS_NS.get(unit_ns, f"units of {unit_ns * NS:g} s"), "speed": speed,
+             "span_s": requests[-1].due_s,
              "first_line": kept[0].line, "last_line": kept[-1].line, "block_tokens": block or None,
              "shared_share": shared_share(requests, block) if block else None}
     return Trace(requests, block, about, notes)
 
 
-def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[TraceRow]]:
-    """(format, ns of its unit, tokens of a hash block, rows with times in 10^-9 units)."""
+def open_trace(path: str, given: Tuple[int, int], notes: List[str]) -> TraceFile:
+    """Tell a trace's format, unit and block from its fields and first rows; given as read_trace."""
     records = trace_records(path)
     head = list(itertools.islice(records, 1))
     if not head:
@@ -1049,20 +1099,21 @@ def open_trace(path: str, notes: List[str]) -> Tuple[str, int, int, Iterator[Tra
                         "TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT Timestamp, Request "
                         "tokens, Response tokens; a plain CSV arrival_s, input_tokens, "
                         "output_tokens")
-    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found], notes)
+    rows = trace_rows(path, itertools.chain(head, records), [names[name] for name in found])
     first = list(itertools.islice(rows, HEAD_ROWS))
     kind, unit_ns = TRACE_INPUTS[found[1]]
-    block = block_of(path, first)
+    block = block_of(path, first, given[1])
     if block:
         kind = "Mooncake JSONL" if block == HASH_BLOCKS[0] else "timed_trace JSONL"
-    unit_ns = TRACE_TIMES[found[0]] or unit_ns
-    if first and first[0].time // SECOND_NS in DATES_S:
+    unit_ns, why = given[0] or TRACE_TIMES[found[0]] or unit_ns, "stated"
+    if first[0].time // SECOND_NS in DATES_S:
+        refuse((given[0], f"{path} has dates for times, which need no --trace-unit; drop it"))
         unit_ns = SECOND_NS
-    elif first and not unit_ns:
-        unit_ns = guess_unit([row.time for row in first], block)
-        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}; the file does not say "
-                     "(--trace-speed puts a wrong guess right)")
-    return kind, unit_ns or SECOND_NS, block, itertools.chain(first, rows)
+    elif not unit_ns:
+        unit_ns, why = guess_unit([row.time for row in first], block)
+        notes.append(f"trace: timestamps taken as {UNITS_NS[unit_ns]}, {why or 'a guess'}; the "
+                     "file does not say (--trace-unit s, ms, us or ns puts it right)")
+    return TraceFile(kind, unit_ns, bool(why), block, itertools.chain(first, rows))
 
 
 def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
@@ -1078,6 +1129,9 @@ def trace_records(path: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
                         yield line, json_line(path, line, text)
                 return
             reader = csv.DictReader(file)
+            if not any(name[:1].isalpha() for name in reader.fieldnames or ("none",)):
+                raise UserError(f"{path} line 1 is no header; a CSV needs one, such as "
+                                "arrival_s,input_tokens,output_tokens")
             for fields in reader:
                 yield reader.line_num, fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -1095,11 +1149,11 @@ def json_line(path: str, line: int, text: str) -> Dict[str, Any]:
     return value
 
 
-def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str],
-               notes: List[str]) -> Iterator[TraceRow]:
-    """Rows with checked fields; those without output are left out, and said."""
+def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: Sequence[str]
+               ) -> Iterator[TraceRow]:
+    """Rows with checked fields."""
     at, n_in, n_out = names
-    empty, dated = [], None
+    dated = None
     for line, fields in records:
         where = f"{path} line {line}"
         stamp_ns, is_date = trace_time(fields.get(at), f"{where}: {at}")
@@ -1112,13 +1166,7 @@ def trace_rows(path: str, records: Iterator[Tuple[int, Dict[str, Any]]], names: 
         if not isinstance(keys, (list, tuple)) or not all(
                 type(key) in (int, str) for key in keys):
             raise UserError(f"{where}: hash_ids is no list of numbers")
-        if read and made:
-            yield TraceRow(line, stamp_ns, read, made, tuple(keys))
-        else:
-            empty.append(line)
-    if empty:
-        notes.append(f"trace: {len(empty)} requests of 0 tokens left out (the first on line "
-                     f"{empty[0]}): they failed when they were recorded")
+        yield TraceRow(line, stamp_ns, read, made, tuple(keys))
 
 
 def trace_time(value: Any, where: str) -> Tuple[int, bool]:
@@ -1161,42 +1209,52 @@ def trace_length(value: Any, where: str) -> int:
     return int(tokens)
 
 
-def guess_unit(times: Sequence[int], block: int) -> int:
-    """The unit [ns] of bare timestamps, by their size, their fractions and the mean gap."""
+def guess_unit(times: Sequence[int], block: int) -> Tuple[int, str]:
+    """(the unit [ns] of bare timestamps, why): by their size, else as the format is documented,
+    else by fractions and the mean gap, which is a guess: ''."""
     first = times[0] // SECOND_NS  # dates since 1970 give themselves away by their size
-    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11), (SECOND_NS, 10**8)):
+    for unit_ns, least in ((1, 10**17), (1000, 10**14), (10**6, 10**11)):
         if first >= least:
-            return unit_ns
+            return unit_ns, "by their size"
+    if block:
+        return (10**6, "as Mooncake's are") if block == HASH_BLOCKS[0] else (
+            SECOND_NS, "as vLLM takes those of a timed_trace")
+    if first >= 10**8:
+        return SECOND_NS, "by their size"
     gap = (max(times) - min(times)) / SECOND_NS / max(1, len(times) - 1)
     fractions = any(time % SECOND_NS for time in times)
-    if gap >= 1000 or (not fractions and (gap >= 20 or block == HASH_BLOCKS[0])):
-        return 10**6
-    return SECOND_NS
+    return (10**6 if gap >= 1000 or (gap >= 20 and not fractions) else SECOND_NS), ""
 
 
-def block_of(path: str, rows: Sequence[TraceRow]) -> int:
-    """Tokens that a hash id stands for, from the lengths; 0 where there are no hash ids."""
-    keyed = [row for row in rows if row.keys]
+def block_of(path: str, rows: Sequence[TraceRow], given: int) -> int:
+    """Tokens that a hash id stands for, by the lengths, if not given; 0 without hash ids."""
+    keyed = [row for row in rows if row.keys and row.n_in]
     if not keyed:
         return 0
+    blocks = (given,) if given else HASH_BLOCKS
     fits = {block: [row for row in keyed if abs(row.n_in - len(row.keys) * block) < block]
-            for block in HASH_BLOCKS}
-    best = max(HASH_BLOCKS, key=lambda block: len(fits[block]))
+            for block in blocks}
+    best = max(blocks, key=lambda block: len(fits[block]))
     if 2 * len(fits[best]) < len(keyed):
         raise UserError(f"{path} line {keyed[0].line}: {len(keyed[0].keys)} hash_ids for "
-                        f"{keyed[0].n_in} tokens: no block size of 8 to 4096 explains the file")
+                        f"{keyed[0].n_in} tokens: " + (
+                            f"--trace-block {given} does not explain the file" if given else
+                            "no block size of 8 to 4096 explains the file"))
     return best
 
 
 YEARS_NS = 10 * 365 * 24 * 3600 * SECOND_NS  # no trace has a gap so long
 
 
-def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
+def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, sure: bool, moved: Set[int]
              ) -> Iterator[TraceRow]:
-    """The rows in time order, in ns; what goes back too far, or changes units, is a UserError."""
+    """The rows in time order, in ns; lines out of order are added to moved.
+
+    What goes back too far, or changes units where these are a guess, is a UserError.
+    """
     held: List[Tuple[int, TraceRow]] = []
     newest: Optional[TraceRow] = None
-    widest_ns, suspect, moved = 0, 0, []
+    widest_ns, suspect = 0, 0
     for count_, row in enumerate(rows):
         time = row.time if unit_ns == SECOND_NS else row.time * unit_ns // SECOND_NS
         row = row._replace(time=time)
@@ -1205,15 +1263,16 @@ def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
                 raise UserError(f"{path} line {row.line} goes back in time, by "
                                 f"{figure((newest.time - time) * NS)} s from line {newest.line}: "
                                 "sort the file by time, or mend its units if they are mixed")
-            moved.append(row.line)
+            moved.add(row.line)
         elif newest is not None:
             gap_ns = time - newest.time
             if gap_ns > YEARS_NS:
                 raise UserError(f"{path} line {row.line} is {gap_ns // YEARS_NS:,} decades after "
                                 f"line {newest.line}: units are mixed")
-            if suspect and gap_ns > 30 * widest_ns:
+            if suspect and not sure and gap_ns > 30 * widest_ns:
                 raise UserError(f"{path} line {suspect}: from here on times are about a thousand "
-                                "times as far apart: units are mixed")
+                                "times as far apart: units are mixed; --trace-unit s, ms, us or ns "
+                                "takes them as they are")
             suspect = row.line if (count_ > 2 and widest_ns and gap_ns > 100 * widest_ns
                                    and time > 100 * newest.time) else 0
             widest_ns = widest_ns if suspect else max(widest_ns, gap_ns)
@@ -1223,9 +1282,6 @@ def in_order(path: str, rows: Iterator[TraceRow], unit_ns: int, notes: List[str]
             yield heapq.heappop(held)[1]
     while held:
         yield heapq.heappop(held)[1]
-    if moved:
-        notes.append(f"trace: {len(moved)} lines are out of order by a second or less (the first "
-                     f"is line {moved[0]}): sorted")
 
 
 def shared_share(requests: Sequence[Planned], block: int) -> float:
@@ -1512,7 +1568,8 @@ def settle_traffic(args: Any) -> None:
     if len(sources) > 1:
         raise UserError(f"--{sources[0]} and --{sources[1]} do not go together; give one")
     for flag, needs in (("think_time", "turns"), ("trace_speed", "trace"),
-                        ("trace_window", "trace")):
+                        ("trace_window", "trace"), ("trace_unit", "trace"),
+                        ("trace_block", "trace")):
         if getattr(args, flag) is not None and not getattr(args, needs):
             raise UserError(f"--{flag.replace('_', '-')} goes with --{needs}")
     given = [flag for source in sources for flag in IN_THE_FILE.get(source, ())
@@ -1534,7 +1591,8 @@ def settle_trace(args: Any) -> None:
     """--trace: its arrivals and lengths are the plan."""
     trace = args.trace_read = read_trace(args.trace, args.trace_window or (0.0, math.inf),
                                          args.trace_speed or 1.0, args.num_requests or 5_000_000,
-                                         args.duration or math.inf)
+                                         args.duration or math.inf,
+                                         (args.trace_unit or 0, args.trace_block or 0))
     args.input_len = lengths_seen("of the trace", [p.n_in for p in trace.requests])
     args.output_len = lengths_seen("of the trace", [p.n_out for p in trace.requests])
     args.num_requests, args.duration = len(trace.requests), None
@@ -1562,6 +1620,9 @@ def settle_prompts(args: Any) -> None:
 
 def settle_mix(args: Any) -> None:
     """--mix: the classes, their total rate, and the mean lengths of all."""
+    search = "--find-goodput" if args.sweep is None else "--sweep auto"
+    refuse((args.find_goodput, f"--mix and {search} do not go together: the search is for one "
+            "SLO; --sweep R,R gives the goodput of each class at each total rate"))
     classes = args.classes = read_mix(args.mix, limits_of(args))
     if args.rate is None and not args.sweep and args.concurrency is None:
         without = [c.name for c in classes if c.rate_rps is None]
@@ -1623,14 +1684,41 @@ def traffic_statement(args: Any) -> Optional[Dict[str, Any]]:
         more = {"classes": {c.name: {
             "share": c.share, "model": c.model or None, "input": c.work.n_in.text,
             "output": c.work.n_out.text, "shared_prefix_len": c.work.shared_prefix,
+            "prefix_groups": c.work.prefix_groups,
             "burstiness": None if c.burstiness is None or math.isinf(c.burstiness)
-            else c.burstiness, **c.limits} for c in args.classes}}
+            else c.burstiness, "arrivals": arrivals_named(
+                args.burstiness if c.burstiness is None else c.burstiness), **c.limits}
+            for c in args.classes}}
     elif args.turns:
         think = args.think_time.text if args.think_time else "0"
         more = {"turns": args.turns.text, "think_time_s": think}
         text = (f"sessions of {args.turns.text} turns, think time {think} s; input length is the "
                 "new text of a turn, and the rate counts turns")
     return {"text": text, **more} if text else None
+
+
+def arrivals_named(burstiness: float) -> str:
+    """An arrival process by its gamma shape."""
+    return ("constant" if math.isinf(burstiness) else "Poisson" if burstiness == 1 else
+            f"gamma, shape {burstiness:g}")
+
+
+def class_lines(plan: Facts) -> List[str]:
+    """Each class of a mix as the setup statement has it: model, load, lengths, prefix, SLO."""
+    lines, rates = [], plan["rates"]
+    for name, c in (dig(plan, "traffic", "classes") or {}).items():
+        rate = (f"{c['share'] * rates[0]:.4g} req/s, " if len(rates) == 1 and rates[0] else
+                f"{c['share']:.1%} of the requests, ")
+        asked = ", ".join(f"{key} {c[f'{key}_s'] / MS:g}" for key in ("ttft", "tpot", "e2e")
+                          if c[f"{key}_s"])
+        lines.append(
+            f"       class {name}: model {c['model'] or 'of the target'}, {rate}"
+            f"input {c['input']}, output {c['output']} tokens"
+            + (f", arrivals {c['arrivals']}" if any(rates) and c.get("arrivals") else "")
+            + (f", {c['shared_prefix_len']} tokens shared in {c.get('prefix_groups', 1)} groups"
+               if c["shared_prefix_len"] else ", no shared prefix")
+            + (f", SLO {asked} ms" if asked else ", no SLO"))
+    return lines
 
 
 # ---- 4. Prompts and requests -------------------------------------------------------------------
@@ -4034,7 +4122,8 @@ METRICS: Dict[str, Dict[str, str]] = {
         "prefix_hits": "prefix_cache_hits_total|gpu_prefix_cache_hits_total",
         "prefix_queries": "prefix_cache_queries_total|gpu_prefix_cache_queries_total",
         "accepted": "spec_decode_num_accepted_tokens_total",
-        "drafted": "spec_decode_num_draft_tokens_total", "ttft": "time_to_first_token_seconds"},
+        "drafted": "spec_decode_num_draft_tokens_total", "drafts": "spec_decode_num_drafts_total",
+        "ttft": "time_to_first_token_seconds"},
     "sglang": {
         "running": "num_running_reqs", "waiting": "num_queue_reqs", "kv_usage": "token_usage",
         "preemptions": "num_retracted_requests_total", "prefix_hits": "cached_tokens_total",
@@ -4054,7 +4143,7 @@ METRICS: Dict[str, Dict[str, str]] = {
         "kv_usage": "kv_cache_usage_ratio", "prefix_hits": "prompt_tokens_cached_total",
         "prefix_queries": "prompt_tokens_total+prompt_tokens_cached_total",
         "accepted": "spec_decode_num_accepted_tokens_total",
-        "drafted": "spec_decode_num_draft_tokens_total"},
+        "drafted": "spec_decode_num_draft_tokens_total", "drafts": "spec_decode_num_drafts_total"},
 }
 CPU_METRIC = "process_cpu_seconds_total"  # of the process that answers: vLLM's API server
 METRIC_STARTS = (*(name + mark for name in METRICS for mark in ":_"), CPU_METRIC)
@@ -4280,6 +4369,7 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
         "prefix_hits": hits, "prefix_queries": queries,
         "spec_acceptance": accepted / drafted if accepted is not None and drafted
         else gauge("spec_rate")["mean"] or None,
+        "spec_drafts": counted("drafts"), "spec_drafted": drafted, "spec_accepted": accepted,
         "ttft_s": ttft, "client_ttft_s": {"n": len(took), "mean": ours_s},
         "beyond_engine_s": ours_s - ttft["mean"] if equal and ours_s is not None
         and ttft["mean"] is not None else None,
@@ -4333,7 +4423,8 @@ def server_lines(server: Optional[Facts]) -> List[str]:
         return mean if mean == "-" else f"{mean} mean {most} max"
 
     ttft, ours = server["ttft_s"], server["client_ttft_s"]
-    lines = [f"  server ({server['engine']}; readings: {server['samples']}): running "
+    whose = "" if server.get("shard") is None else f" by shard {server['shard']}"
+    lines = [f"  server ({server['engine']}; readings{whose}: {server['samples']}): running "
              f"{level('running', '{:.1f}')}, queue {level('queue_depth', '{:.1f}')}, KV use "
              f"{level('kv_usage', '{:.0%}')}, preemptions "
              f"{optional(server['preemptions'], '{:.0f}')}, prefix hits "
@@ -6061,6 +6152,11 @@ def verdict_text(run: Facts) -> str:
     return "SIMULATED" if run["verdict"] == "VALID" else f"SIMULATED, {run['verdict']}"
 
 
+def is_cut(run: Facts) -> bool:
+    """Whether a run was interrupted; its first reason then says how far it came."""
+    return bool(run["reasons"]) and str(run["reasons"][0]).startswith("INTERRUPTED")
+
+
 def render_table(runs: Sequence[Facts]) -> List[str]:
     """The table, a line a run."""
     return columns([[c.head for c in TABLE]] + [[c.cell(run) for c in TABLE] for run in runs])
@@ -6084,7 +6180,8 @@ def render(summary: Facts) -> str:
         lines += ["", *search_lines(search)]
     for run in () if search else runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
-    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary)]
+    lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary),
+              *shard_lines(summary), *compat_why(summary)]
     return "\n".join(lines)
 
 
@@ -6104,6 +6201,11 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
                      f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
+    lines += [f"{run_name(run)}: {run['reasons'][0]}" for run in runs
+              if is_cut(run) or (run["verdict"] == "VALID" and run["reasons"])]
+    unrun = len(summary["plan"].get("rates") or runs) - len(runs)
+    if unrun > 0 and any(map(is_cut, runs)):
+        lines.append(f"INTERRUPTED: {unrun} further rates were not run")
     if "goodput_search" not in summary and (asked or slo.get("classes")):
         lines += [f"KNEE between {before['label']} and {after['label']}: goodput no longer follows "
                   "the rate" for before, after in zip(runs, runs[1:]) if
@@ -6211,8 +6313,9 @@ def setup_lines(summary: Facts) -> List[str]:
                          summary["simulated"]["step_time"].items() if value != getattr(MOCK, key))
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
-    lines = [f"SETUP  {what}, model {target['model']}; input {plan['lengths']['input']}, "
-             f"output {plan['lengths']['output']} tokens; ignore_eos "
+    lengths = ("lengths of each class" if dig(plan, "traffic", "classes") else
+               f"input {plan['lengths']['input']}, output {plan['lengths']['output']} tokens")
+    lines = [f"SETUP  {what}, model {target['model']}; {lengths}; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
     prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
@@ -6226,15 +6329,13 @@ def setup_lines(summary: Facts) -> List[str]:
                  + (f", {summary['warmup']['failed']} failed" if summary["warmup"]["failed"]
                     else ""))
     if plan.get("traffic"):
-        lines.append(f"       {plan['traffic']['text']}")
+        lines += [f"       {plan['traffic']['text']}", *class_lines(plan)]
     client = run["client"]
     clock = (f"{client['workers']} worker(s), receive times from "
              f"{'the kernel' if client['kernel_stamps'] else 'the clock after recv'}")
     lines.append(f"       {'virtual clock' if summary.get('simulated') else clock}; plan "
                  f"{plan['hash'].replace('+', ', ')}")
-    if any("compat" in run for run in summary["runs"]):
-        lines += [("COMPAT " if line == COMPAT_WHY[0] else "       ") + line for line in COMPAT_WHY]
-    return lines + shard_lines(summary)
+    return lines
 
 
 def null_infinities(value: Any) -> Any:
@@ -6383,7 +6484,8 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
             and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
         return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
-                      + f" at {figure(limit)}/s or less" * (limit < math.inf))
+                      + f" at {figure(limit)}/s or less" * (limit < math.inf)
+                      + "; an interrupted one is none" * any(map(is_cut, runs)))
     best, notes = good[-1], []
     if limit < math.inf and (runs[best]["rate_rps"] or 0) < 0.95 * limit:
         notes.append(f"the knee found is {figure(limit)}/s, and no VALID run just under it: "
@@ -6603,12 +6705,12 @@ def rate_chart(summary: Facts, key: str, name: str) -> str:
             yield (f'<circle class="{esc(kind)}" cx="{a}" cy="{b}" r="4.5"'
                    f"{cell(summary, ('runs', i, key, 'p99'), in_ms).attributes()}>"
                    f"<title>{esc(run_name(run))}: {figure(run['output_tok_s'])} tok/s, {name} p99 "
-                   f"{tail_ms(s)} ms, {esc(run['verdict'])}</title></circle>")
+                   f"{tail_ms(s)} ms, {esc(verdict_text(run))}</title></circle>")
             label = run_name(run) + (" inf" if s["p99"] == math.inf else "")
             yield place_label(label, (a, b), taken, "here" if i == where else "")
 
     desc = "; ".join(f"{run_name(runs[i])}: {figure(runs[i]['output_tok_s'])} tok/s, "
-                     f"{tail_ms(runs[i][key])} ms, {runs[i]['verdict']}" for i in order)
+                     f"{tail_ms(runs[i][key])} ms, {verdict_text(runs[i])}" for i in order)
     return chart(f"{name} p99 by output rate", desc,
                  (axis("output tokens/s", [runs[i]["output_tok_s"] for i in order]), y), marks)
 
@@ -6758,7 +6860,8 @@ def setup_rows(summary: Facts) -> List[Tuple[str, str]]:
     machine, runs = summary["environment"], summary["runs"]
     names = {"gpu": "GPU", "gpus": "GPUs", "version": "engine version", "flags": "engine flags"}
     cached = [run["cached_tokens_mean"] for run in runs if run["cached_tokens_mean"] is not None]
-    said = re.sub(r"^SETUP|\n", ";", "\n".join(setup_lines(summary))).split(";")
+    told = [*setup_lines(summary), *shard_lines(summary), *compat_why(summary)]
+    said = re.sub(r"^SETUP|\n", ";", "\n".join(told)).split(";")
     return [
         *((names.get(name, name), stated(facts)) for name, facts in (
             summary.get("setup") or dict.fromkeys(NAMED)).items()),
@@ -6859,10 +6962,13 @@ text{fill:var(--soft);stroke:var(--bg);stroke-width:3px;paint-order:stroke}
 text.here{fill:var(--data);font-weight:600}text.limit{fill:var(--limit)}
 circle{fill:var(--bg);stroke:var(--soft);stroke-width:1.5}circle.unstable{stroke:var(--limit)}
 .valid,.ring{stroke:var(--data)}.valid{fill:var(--data)}.ring{fill:none}
-.scroll{overflow-x:auto;margin:.75rem 0}.scroll:focus-visible{outline:2px solid var(--data)}
+.scroll{overflow-x:auto;margin:.75rem 0;background:linear-gradient(270deg,var(--bg) 40%,transparent)
+right/2.5rem 100% no-repeat local,linear-gradient(270deg,var(--rule),transparent)
+right/.6rem 100% no-repeat}.scroll:focus-visible{outline:2px solid var(--data)}
 table{border-collapse:collapse;font-size:.875rem;min-width:100%}
 caption{text-align:left;padding-bottom:.3rem}
-th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+th,td{padding:.35rem .5rem;text-align:right;border-bottom:1px solid var(--rule);
+overflow-wrap:normal}tbody th{white-space:nowrap}
 thead th,.facts th{color:var(--soft);font-weight:500;vertical-align:bottom}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--bg)}
 .mark *{font-weight:600;color:var(--data)}
@@ -6890,6 +6996,7 @@ def page(summary: Facts) -> str:
               ] if summary.get("simulated") else []
     alerts += ["Run against loadgen's built-in engine: a rehearsal, not a measurement of a real "
               "deployment."] if MOCK_VERSION in stated(dig(summary, "setup", "engine")) else []
+    alerts += [f"{run_name(r)}: {r['reasons'][0]}." for r in summary["runs"] if is_cut(r)]
     limited = [run_name(r) for r in summary["runs"] if r["verdict"] == "CLIENT-LIMITED"]
     if limited:
         alerts.append(f"CLIENT-LIMITED at {', '.join(limited)}: the client spoilt these runs, and "
@@ -6942,20 +7049,16 @@ def with_infinities(value: Any) -> Any:
 def report_command(args: Any) -> int:
     """--report DIR: the text again, and report.html; new facts and prices join summary.json."""
     path = os.path.join(args.report, "summary.json")
-    if os.path.exists(os.path.join(args.report, "plan.json")) and not os.path.exists(path):
-        done = len(load_run(args.report).records)
-        raise UserError(f"{args.report}: the run did not end, so it has no summary; its "
-                        f"{done:,} finished requests are in requests.jsonl")
-    summary = read_json(path)
     try:
-        summary["runs"] = with_infinities(summary["runs"])
+        summary = kept_summary(args.report)
         summary["setup"] = setup_of(args, {}, summary.get("setup"))
         conclude(summary, args)
         text, html = render(summary), page(summary)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"{path} is not one of loadgen's: {error!r}") from None
     print(as_json(summary) if args.json else text)
-    why = save(args.report, "summary.json", summary) or save(args.report, "report.html", html)
+    why = unsaved_line(save(args.report, "summary.json", summary),
+                       save(args.report, "report.html", html))
     if why:
         say(why)
     return 1 if why else 0
@@ -8299,7 +8402,8 @@ class MockServer:
                             ("num_preemptions_total", engine.preemptions),
                             ("prompt_tokens_total", engine.prompt_tokens),
                             ("generation_tokens_total", engine.generation_tokens),
-                            *((("spec_decode_num_draft_tokens_total", drafted),
+                            *((("spec_decode_num_drafts_total", drafted / profile.spec_tokens),
+                               ("spec_decode_num_draft_tokens_total", drafted),
                                ("spec_decode_num_accepted_tokens_total",
                                 drafted * profile.spec_acceptance)) if drafted else ())):
             lines += [f"# TYPE vllm:{name} {'counter' if name.endswith('_total') else 'gauge'}",
@@ -8388,6 +8492,8 @@ def settle_tools(args: Any, pasted: bool) -> None:
          "--save-result, --compat and --gate would judge one shard's share; give them to --merge"),
         (args.shard and args.duration and args.ramp is None,
          "--shard with --duration needs --ramp S, so that every shard measures the same window"))
+    if args.label and not args.saves:
+        say("--label goes into the file of --save-result, which is not asked for")
     if args.shard and args.out:
         args.out = os.path.join(args.out, f"shard-{args.shard[0]}")
 
@@ -8497,12 +8603,20 @@ def compat_lines(run: Facts) -> List[str]:
     return lines
 
 
-def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Dict[str, Any]:
+def compat_why(summary: Facts) -> List[str]:
+    """Why the figures of --compat differ, where they were asked for."""
+    asked = any("compat" in run for run in summary["runs"])
+    return [f"{'' if n else 'COMPAT':<7}{line}" for n, line in enumerate(COMPAT_WHY) if asked]
+
+
+def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool,
+                told: Optional[Facts] = None, server: Optional[Facts] = None) -> Dict[str, Any]:
     """The object that vllm bench serve --save-result writes: its keys, its units (ms, tok/s).
 
     tokenizer_id is null, since none was used; where nothing succeeded, latencies are null (vLLM
     writes 0); generated_texts are empty, since texts are not kept. With `lists`, as with
-    --save-detailed, an entry a request, failed ones as vLLM has them. Source: vLLM 0.32
+    --save-detailed, an entry a request, failed ones as vLLM has them. told: its label and
+    metadata, which as in vLLM no figure gives way to; server: for the drafts. Source: vLLM 0.32
     benchmarks/serve.py.
     """
     load = outcome.plan.load
@@ -8512,7 +8626,7 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
     result: Dict[str, Any] = {
         "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": backend, "backend": backend,
         "label": None, "model_id": target["model"], "tokenizer_id": None,
-        "num_prompts": len(records),
+        "num_prompts": len(records), **(told or {}),
         "request_rate": "inf" if load.rate_rps is None else load.rate_rps,
         "burstiness": load.burstiness, "max_concurrency": load.concurrency,
         "duration": view["duration_s"], "completed": view["completed"], "failed": view["failed"],
@@ -8533,6 +8647,7 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
             queue_times=[(r.ready_ns - r.due_ns) * NS for r in records],
             generated_texts=[""] * len(records),
             errors=["" if r.ok else f"{r.cls}: {r.error}" for r in records])
+    result.update(vllm_drafts(server or {}))
     spreads = [("ttft", view["ttft_s"]), ("tpot", view["tpot_s"]), ("itl", view["itl_s"]),
                ("e2el", view["e2e_s"])]
     if load.concurrency is not None:
@@ -8541,6 +8656,19 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool) -> Di
         for key, value in {**spread, "median": spread["p50"]}.items():
             result[f"{key}_{name}_ms"] = None if value is None else value / MS
     return result
+
+
+def vllm_drafts(server: Facts) -> Dict[str, Any]:
+    """What vllm bench serve writes of speculative decoding, by position excepted; {} of none."""
+    drafts, drafted, accepted = (server.get(f"spec_{key}") for key in (
+        "drafts", "drafted", "accepted"))
+    if not drafted or accepted is None:
+        return {}
+    return {"spec_decode_acceptance_rate": 100 * accepted / drafted,
+            "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 0.0,
+            "spec_decode_num_drafts": int(drafts or 0), "spec_decode_draft_tokens": int(drafted),
+            "spec_decode_accepted_tokens": int(accepted),
+            "spec_decode_per_position_acceptance_rates": []}
 
 
 def busiest_second(ok: Records) -> Tuple[float, int]:
@@ -8560,7 +8688,7 @@ def result_path(args: Any, run: Facts, alone: bool) -> str:
     if not name:
         cap = f"-concurrency{run['concurrency']}" if run["concurrency"] else ""
         rate = "inf" if run["rate_rps"] is None else f"{run['rate_rps']:g}"
-        name = f"loadgen-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        name = f"{args.label or 'loadgen'}-{rate}qps{cap}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     elif not alone:
         stem, end = os.path.splitext(name)
         name = f"{stem}-{run['label']}{end}"
@@ -8579,7 +8707,22 @@ def after_run(args: Any, summary: Facts, outcome: Outcome, asked_ns: int = 0) ->
     if reasons:
         run["verdict"] = "CLIENT-LIMITED"
         run["reasons"] = [*reasons, *run["reasons"]]
+    if dig(run, "client", "interrupted"):
+        run["reasons"].insert(0, f"INTERRUPTED: {how_far(outcome, run, args.shard or (0, 1))}; "
+                              "the figures are of these alone")
     return peers_of(args, summary, outcome)
+
+
+def how_far(outcome: Outcome, run: Facts, shard: Tuple[int, int]) -> str:
+    """How much of its plan an interrupted run came to measure."""
+    plan, (place, of) = outcome.plan, shard
+    if plan.load.num_requests is not None:
+        wanted = sum(1 for _ in turns_of(plan.requests[place::of]))
+        return f"{run['offered']:,} of {wanted:,} requests"
+    opened, closed = plan.window_s
+    last_ns = max((r.end_ns or r.due_ns for r in outcome.records), default=outcome.start_ns)
+    came_s = min(closed, max(opened, (last_ns - outcome.start_ns) * NS)) - opened
+    return f"{came_s:.1f} of {closed - opened:.1f} s, {run['offered']:,} requests"
 
 
 def peers_of(args: Any, summary: Facts, outcome: Outcome) -> str:
@@ -8589,15 +8732,33 @@ def peers_of(args: Any, summary: Facts, outcome: Outcome) -> str:
         run["compat"] = {"vllm": vllm_view(outcome, slo), "aiperf": aiperf_view(outcome, slo)}
     if not args.saves:
         return ""
-    view = vllm_view(outcome, slo)
     path = result_path(args, run, len(summary["plan"]["rates"]) == 1)
+    metadata = {name: value for name, facts in (summary.get("setup") or {}).items()
+                for value, by in facts or () if by == "--metadata"}
+    result = vllm_result(vllm_view(outcome, slo), outcome, summary["target"], args.lists,
+                         {"label": args.label, **metadata}, run["server"])
+    return save(os.path.dirname(path) or ".", os.path.basename(path), result, None)
+
+
+def open_result(args: Any) -> None:
+    """Make the folder of --save-result if need be; UserError where nothing can be written."""
+    if not args.saves:
+        return
+    name = args.save_result or args.result_filename or ""
+    path = os.path.join(args.result_dir or "", name)
+    folder = os.path.dirname(path) or "."
     try:
         if args.result_dir:
             os.makedirs(args.result_dir, exist_ok=True)
     except OSError as error:
-        return f"{args.result_dir} could not be made: {error.strerror}"
-    return save(os.path.dirname(path) or ".", os.path.basename(path),
-                vllm_result(view, outcome, summary["target"], args.lists), None)
+        raise UserError(f"--result-dir {args.result_dir}: {error.strerror}") from None
+    refuse(
+        (name and os.path.exists(path) and not os.path.isfile(path),
+         f"--save-result {path} is a folder or a device; name a file"),
+        (not os.path.isdir(folder), f"--save-result {path}: there is no folder {folder}"),
+        (not os.access(folder, os.W_OK), f"--save-result {path}: {folder} cannot be written to"))
+    if args.lists:
+        say("--save-result: answers are not kept, so its generated_texts are empty")
 
 
 # -- runs kept on disk
@@ -8642,7 +8803,9 @@ ROW_SAME = ("n_out", "n_out_estimated", "events", "itl_max_s", "cached_tokens", 
 
 def record_of(row: Facts) -> Record:
     """The record of a line of requests.jsonl, the run's start being 0 ns; MISSHAPEN of another."""
-    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0)
+    session = -1 if row["session"] is None else row["session"]
+    planned = Planned(row["id"], 0.0, row["n_in_planned"], row["n_out_planned"], 0,
+                      cls=row["mix_class"] or "", session=session, turn=row["turn"] or 0)
     record = Record(planned, row["run"], round(row["due_s"] / NS), row["measured"])
     for name in ROW_TIMES:
         at_s = row[f"{name}_s"]
@@ -8656,21 +8819,45 @@ def record_of(row: Facts) -> Record:
     return record
 
 
-def plan_of(saved: Facts, run: int) -> Plan:
-    """The plan of one run as plan.json keeps it."""
-    def fixed(text: str) -> Lengths:  # known by name; the lengths drawn are in the requests
-        return Lengths(text, math.nan, lambda q: math.nan)
+def work_kept(saved: Facts, rows: Facts) -> Work:
+    """The work of a plan.json, as far as a summary asks for it: the requests are in its rows."""
+    def known(text: str, mean: float = math.nan) -> Lengths:  # the lengths drawn are in the rows
+        return Lengths(text, mean, lambda q: math.nan)
 
+    traffic = saved.get("traffic") or {}
+    work = Work(known(saved["lengths"]["input"]), known(saved["lengths"]["output"]),
+                saved["shared_prefix_len"], saved["prefix_groups"])
+    if "format" in traffic:
+        work = work._replace(trace=Trace((), traffic["block_tokens"] or 0, traffic, []))
+    if "turns" in traffic:
+        think = [think_s for think_s in rows["think_s"] if think_s is not None]
+        turns = len(rows["session"]) / len(set(rows["session"]))
+        work = work._replace(turns=known(traffic["turns"], turns),
+                             think_s=known(traffic["think_time_s"], mean_of(think) or 0.0))
+    return work._replace(classes=tuple(TrafficClass(name, c["share"], None, None, work._replace(
+        n_in=known(c["input"]), n_out=known(c["output"]), shared_prefix=c["shared_prefix_len"]),
+        {}, c["model"] or "") for name, c in traffic.get("classes", {}).items()))
+
+
+def plan_of(saved: Facts, run: int) -> Plan:
+    """The plan of one run as plan.json keeps it; a later turn is due with its session's first."""
     load = Load(saved["rates"][run], saved["concurrency"],
                 math.inf if saved["burstiness"] is None else saved["burstiness"],
                 saved["num_requests"], saved["duration_s"], None)
-    work = Work(fixed(saved["lengths"]["input"]), fixed(saved["lengths"]["output"]),
-                saved["shared_prefix_len"], saved["prefix_groups"])
     rows = saved["runs"][run]
-    requests = tuple(Planned(i, *each) for i, each in enumerate(zip(
-        saved["arrivals"][run], rows["n_in"], rows["n_out"], rows["group"])))
+    n = len(rows["n_in"])
+    classes, sessions, turns = (rows.get(name) or [default] * n for name, default in (
+        ("cls", ""), ("session", -1), ("turn", 0)))
+    dues: List[float] = []
+    for due_s in saved["arrivals"][run]:
+        dues.append(dues[-1] if due_s is None else due_s)
+    requests = tuple(
+        Planned(i, due_s, n_in, n_out, group, cls=cls, session=session, turn=turn)
+        for i, (due_s, n_in, n_out, group, cls, session, turn) in enumerate(zip(
+            dues, rows["n_in"], rows["n_out"], rows["group"], classes, sessions, turns)))
     opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
-    return Plan(load, work, saved["seed"], requests, (opened, closed), rows["hash"])
+    return Plan(load, work_kept(saved, rows), saved["seed"], requests, (opened, closed),
+                rows["hash"])
 
 
 PLAN_KEYS = ("seed", "rates", "lengths", "arrival_process", "burstiness", "concurrency",
@@ -8688,6 +8875,55 @@ def same_plan(a: Saved, b: Saved) -> None:
              for key in PLAN_KEYS if a.plan.get(key) != b.plan.get(key)]
     raise UserError(f"{a.path} and {b.path} are not of the same plan: "
                     + ("; ".join(found) or "the ramp, or what a file of lengths holds"))
+
+
+def kept_summary(path: str) -> Dict[str, Any]:
+    """The summary of a folder; what a killed process could not summarise is, from its records."""
+    at = os.path.join(path, "summary.json")
+    plan_at = os.path.join(path, "plan.json")
+    if os.path.exists(at) or not os.path.exists(plan_at):
+        summary = read_json(at)
+        summary["runs"] = with_infinities(summary["runs"])
+    else:
+        summary = {**read_json(plan_at).get("told", {}), "runs": []}
+    if os.path.exists(plan_at) and last_run(path) >= len(summary["runs"]):
+        saved = load_run(path)
+        kept = ("salt", "runs", "arrivals", "told")
+        summary["plan"] = {key: value for key, value in saved.plan.items() if key not in kept}
+        for run in range(len(summary["runs"]), last_run(path) + 1):
+            summary["runs"].append(killed_run(saved, summary, run))
+        summary["findings"], summary["advice"] = findings(summary), advice(summary)
+    refuse((not summary["runs"], f"{path}: the run was stopped before any request had ended; there "
+            "is nothing to report"))
+    return summary
+
+
+def last_run(path: str) -> int:
+    """The run that the last whole line of requests.jsonl is of; -1 without one."""
+    try:
+        with open(os.path.join(path, "requests.jsonl"), "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - MIB))
+            runs = re.findall(rb'^\{"run":(\d+),.*\n', file.read(), re.M)
+            return max(map(int, runs), default=-1)
+    except OSError:
+        return -1
+
+
+def killed_run(saved: Saved, summary: Facts, run: int) -> Dict[str, Any]:
+    """The summary of a run whose process was killed: of the requests that had ended by then."""
+    health = ClientHealth()
+    health.interrupted = True
+    records = [r for r in saved.records if r.run == run]
+    health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
+                        if r.sent_ns is not None)
+    outcome = Outcome(plan_of(saved.plan, run), records, [health], 0, ONE_A_WORD, [],
+                      simulated=bool(summary["simulated"]))
+    found = summarise(outcome, slo_from(summary["slo"]), summary["target"]["token_ids"],
+                      summary["plan"]["unique_prompts"])
+    far = how_far(outcome, found, saved.plan["shard"] or (0, 1))
+    found["reasons"].insert(0, f"INTERRUPTED: {far} when its process was killed; what was in "
+                            "flight then is not counted")
+    return found
 
 
 # -- shards
@@ -8762,15 +8998,21 @@ def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outco
     plan = max((plan_of(part.plan, run) for part in parts.values()),
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
+
+    def shard_of(p: Planned) -> int:
+        return (p.id if p.session < 0 else p.session) % of
+
     for shard in range(of):
         part = parts.get(shard)
         told = dig(part.summary, "runs", run) if part else None  # by its own summary
         mine = [r for r in part.records if r.run == run] if part else []
         seen = {r.id for r in mine}
-        lost = [p for p in plan.requests[shard::of]
-                if p.id not in seen and plan.measured(p.due_s)]
+        lost = [p for p in plan.requests
+                if shard_of(p) == shard and p.id not in seen and plan.measured(p.due_s)]
         if told:
             outcome.health.append(health_of(told["client"], mine))
+            outcome.health[-1].turns_lost = dig(told, "turns", "lost") or 0
+            lost = [p for p in lost if not p.turn]  # turns_lost has the others
             if told["verdict"] == "CLIENT-LIMITED":
                 wrong += [f"shard {shard}: {reason}" for reason in told["reasons"][:-1]
                           or told["reasons"]]
@@ -8798,6 +9040,8 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
         outcome = outcome._replace(calibration=ONE_A_WORD._replace(source=told[0]["input_source"]))
     found = summarise(outcome, slo, first.get("target", {}).get("token_ids", False),
                       first.get("plan", {}).get("unique_prompts", True))
+    found["server"] = shared_server({shard: dig(part.summary, "runs", run, "server")
+                                     for shard, part in parts.items()}, outcome.records)
     client = found["client"]
     client["workers"] = sum(one["client"]["workers"] for one in told)
     client["loop_busy_s"] = {key: max((one["client"]["loop_busy_s"][key] or 0 for one in told),
@@ -8807,6 +9051,26 @@ def joined_summary(parts: Mapping[int, Saved], of: int, run: int, slo: Slo
     starts = [one["start_unix_s"] for one in told]
     found["start_skew_s"] = max(starts) - min(starts) if starts else None
     return outcome, found
+
+
+def shared_server(told: Mapping[int, Any], records: Records) -> Optional[Dict[str, Any]]:
+    """What the engine, which all shards share, said: of the shard with the most readings.
+
+    Its counters hold the requests of every shard; its TTFT is laid beside those of all.
+    """
+    known = {shard: server for shard, server in told.items() if server}
+    if not known:
+        return None
+    shard = max(known, key=lambda shard: (known[shard]["samples"], -shard))
+    server: Dict[str, Any] = {**known[shard], "shard": shard}
+    took = [(r.first_ns - r.sent_ns) * NS for r in records
+            if r.first_ns is not None and r.sent_ns is not None]
+    mean_s, its = mean_of(took), server["ttft_s"]
+    equal = its["n"] is not None and abs(its["n"] - len(took)) <= max(1, 0.02 * len(took))
+    server["client_ttft_s"] = {"n": len(took), "mean": mean_s}
+    server["beyond_engine_s"] = mean_s - its["mean"] if (
+        equal and mean_s is not None and its["mean"] is not None) else None
+    return server
 
 
 def merge(args: Any) -> Dict[str, Any]:
@@ -8827,6 +9091,9 @@ def merge(args: Any) -> Dict[str, Any]:
             "shards": {"of": of, "joined": sorted(parts),
                        "missing": [shard for shard in range(of) if shard not in parts]},
             "runs": []}
+        summary["setup"] = setup_of(args, {}, summary["setup"])
+        summary["metrics"] = next((one["metrics"] for one in summaries if dig(
+            one, "metrics", "engine")), summary["metrics"])
         folder = open_folder(args.out)
         journal = Journal(folder)
         unsaved = save(folder, "plan.json", {**plan, "shard": None})
@@ -8841,8 +9108,7 @@ def merge(args: Any) -> Dict[str, Any]:
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise UserError(f"--merge: a plan.json or summary.json is not one that this loadgen "
                         f"writes: {printable(repr(error), 80)}") from None
-    summary["unsaved"] = (save(folder, "summary.json", summary) or journal.failed
-                          or save(folder, "report.html", page(summary)) or unsaved)
+    summary["unsaved"] = unsaved_line(journal.failed, save_report(folder, summary), unsaved)
     return summary
 
 
@@ -8857,7 +9123,7 @@ def shard_lines(summary: Facts) -> List[str]:
     """Which shard of how many this is, or how they were joined, for the setup statement."""
     own, shards = summary["plan"].get("shard"), summary.get("shards")
     if own:
-        return [f"       shard {own[0]} of {own[1]}: every figure is of its share of the plan; "
+        return [f"SHARD  {own[0]} of {own[1]}: every figure is of its share of the plan; "
                 "--merge joins them"]
     if not shards:
         return []
@@ -9009,9 +9275,9 @@ def diff_command(args: Any) -> int:
     a, b = map(load_run, args.diff)
     same_plan(a, b)
     try:
-        slo = Slo(**{**a.summary["slo"], **asked_slo(args)})
+        slo = slo_from({**a.summary["slo"], **asked_slo(args)})
         report: Dict[str, Any] = {
-            "plan": a.plan["hash"], "slo": slo._asdict(),
+            "plan": a.plan["hash"], "slo": slo_statement(slo),
             **{name: {"path": one.path, "model": one.summary["target"]["model"],
                       "url": one.summary["target"]["url"],
                       "started": one.summary["environment"]["started"]}
@@ -9019,7 +9285,7 @@ def diff_command(args: Any) -> int:
         for run, (one, other) in enumerate(zip(a.summary["runs"], b.summary["runs"])):
             sides = [[r for r in side.records if r.run == run] for side in (a, b)]
             report["runs"].append({
-                "label": one["label"], "verdicts": [one["verdict"], other["verdict"]],
+                "label": one["label"], "verdicts": [verdict_text(one), verdict_text(other)],
                 **compare(sides[0], sides[1], slo, one["offered_rate_rps"])})
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(f"--diff: a summary.json is missing, or not one that this loadgen writes: "
@@ -9030,7 +9296,8 @@ def diff_command(args: Any) -> int:
 
 def diff_lines(report: Facts) -> List[str]:
     """The comparison as text."""
-    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url']}, {one['started']}"
+    lines = [f"{name.upper()} = {one['path']}: {one['model']} at {one['url'] or 'no server'}, "
+             f"{one['started']}"
              for name, one in (("a", report["a"]), ("b", report["b"]))]
     for run in report["runs"]:
         lines += ["", f"RATE {run['label']}: {run['paired']} requests paired by id; "
@@ -9507,6 +9774,10 @@ def environment() -> Dict[str, Any]:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
 
 
+# What plan.json holds of a summary, for a process that does not live to write one.
+TOLD = "target", "slo", "environment", "warmup", "simulated", "step_time", "metrics"
+
+
 def measure(args: Any, url: str) -> Dict[str, Any]:
     """Every run that the flags ask for, in order; the summary of all."""
     target = target_of(args, url)
@@ -9550,15 +9821,16 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
             say(warning)
         summary["plan"] = plan_statement(args, plans)
         unsaved = save(folder, "plan.json", {
-            **summary["plan"], "salt": running.salt, "runs": [plan_rows(plan) for plan in plans],
+            **summary["plan"], "salt": running.salt,
+            "told": {key: summary[key] for key in TOLD if key in summary},
+            "runs": [plan_rows(plan) for plan in plans],
             "arrivals": [[None if p.turn else round(p.due_s, 9) for p in turns_of(plan.requests)]
                          for plan in plans]}) or unsaved
 
     def keep() -> None:
         nonlocal unsaved
         conclude(summary, args)
-        unsaved = (save(folder, "summary.json", summary)
-                   or save(folder, "report.html", page(summary)) or unsaved)
+        unsaved = save_report(folder, summary) or unsaved
 
     def go(e2e_s: float) -> Outcome:
         nonlocal unsaved, running
@@ -9587,7 +9859,7 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         go(expected_s)
     if running.scraper:
         running.scraper.stop()
-    summary["unsaved"] = journal.failed or unsaved
+    summary["unsaved"] = unsaved_line(journal.failed, unsaved)
     return summary
 
 
@@ -9693,8 +9965,7 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
     load = plans[0].load
     shape = ("of the trace" if args.trace_read else
              "closed loop" if load.closed else "all at once" if load.rate_rps is None else
-             "constant" if math.isinf(load.burstiness) else
-             "Poisson" if load.burstiness == 1 else f"gamma, shape {load.burstiness:g}")
+             "of each class" if args.classes else arrivals_named(load.burstiness))
     return {"seed": args.seed, "hash": "+".join(plan.hash for plan in plans),
             "rates": [plan.load.rate_rps for plan in plans], "arrival_process": shape,
             "lengths": {"input": args.input_len.text, "output": args.output_len.text},
@@ -9753,6 +10024,17 @@ def save(folder: Optional[str], name: str, value: Any, indent: Optional[int] = 1
     return ""
 
 
+def save_report(folder: Optional[str], summary: Facts) -> str:
+    """Write summary.json and report.html; why they could not be, or ''."""
+    return unsaved_line(save(folder, "summary.json", summary),
+                  folder and save(folder, "report.html", page(summary)))
+
+
+def unsaved_line(*whys: Optional[str]) -> str:
+    """What could not be saved, each reason once, as one line; '' where there is none."""
+    return "; ".join(dict.fromkeys(why for why in whys if why))
+
+
 def exit_code(args: Any, summary: Facts) -> int:
     """0 measured, 1 nothing succeeded, saved or to be trusted, 3 below the gate, 130 Ctrl-C."""
     runs = summary["runs"]
@@ -9778,6 +10060,7 @@ def run(argv: Sequence[str]) -> int:
         return report_command(args)
     if args.diff or args.selftest:
         return (diff_command if args.diff else selftest_command)(args)
+    open_result(args)
     mock = MockProcess(args) if args.mock is not None else None
     try:
         summary = merge(args) if args.merge else measure(
@@ -9790,7 +10073,10 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
     if summary["unsaved"]:
         say(summary["unsaved"])
-    return exit_code(args, summary)
+    code = exit_code(args, summary)
+    if code == 130:
+        say("interrupted: the report is of what was measured until then")
+    return code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -482,11 +482,13 @@ class Interrupted(unittest.TestCase):
             out = os.path.join(folder, "run")
             process = self.start(url, out)
             process.send_signal(signal.SIGINT)
-            text, _ = process.communicate(timeout=20)
+            text, errors = process.communicate(timeout=20)
             with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
                 run = json.load(file)["runs"][0]
         self.assertEqual(process.returncode, 130)
         self.assertIn("ttft p50", text)
+        self.assertIn(f"INTERRUPTED: {run['offered']} of 600 requests", text)
+        self.assertIn("interrupted", errors)
         self.assertGreater(run["completed"], 5)
         self.assertLess(run["offered"], 600)
         self.assertEqual(run["offered"], run["completed"] + sum(run["failures"].values()))
@@ -501,6 +503,13 @@ class Interrupted(unittest.TestCase):
                 rows = [json.loads(line) for line in file]
             with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
                 plan = json.load(file)
+            self.assertNotIn("summary.json", os.listdir(out))
+            done = subprocess.run([sys.executable, SCRIPT, "--report", out], capture_output=True,
+                                  text=True, check=False)
+            self.assertIn("report.html", os.listdir(out))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"INTERRUPTED: {len(rows)} of 600 requests when its process was killed",
+                      done.stdout)
         self.assertGreater(len(rows), 5)
         self.assertTrue(all(row["class"] == "ok" for row in rows))
         self.assertEqual(len(plan["arrivals"][0]), 600)

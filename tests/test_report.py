@@ -238,6 +238,11 @@ class ThePage(unittest.TestCase):
         page = self.page(summary_of(run_of(8, 0.1, failed=60)))
         self.assertIn("no request succeeded", page.words)
 
+    def test_a_run_in_which_nothing_succeeded_says_so_under_the_table(self) -> None:
+        summary = summary_of(run_of(8, 0.1, failed=60))
+        self.assertIn("8/s: no request succeeded\n", loadgen.render(summary))
+        self.assertIn("8/s: no request succeeded<", loadgen.page(summary))
+
     def test_what_is_rehearsed_simulated_or_spoilt_is_said_at_the_top(self) -> None:
         summary = summary_of(*copy.deepcopy(SWEEP), said={"engine": loadgen.MOCK_VERSION})
         self.assertIn("a rehearsal", self.page(summary).words)
@@ -246,6 +251,15 @@ class ThePage(unittest.TestCase):
         self.assertIn("nothing was measured", self.page(summary).words)
         summary["runs"][0]["verdict"] = "CLIENT-LIMITED"
         self.assertIn("CLIENT-LIMITED at 2/s", self.page(summary).words)
+
+    def test_a_simulated_run_is_never_called_valid(self) -> None:
+        summary = full()
+        for run in summary["runs"]:
+            run["simulated"] = True
+        text = loadgen.page(summary)
+        for chart in re.findall(r"<svg.*?</svg>", text, re.S)[:2]:
+            self.assertNotIn("VALID", chart)
+            self.assertIn("ms, SIMULATED</title>", chart)
 
     def test_findings_and_advice_are_told_and_so_is_their_absence(self) -> None:
         words = self.page(full()).words
@@ -262,6 +276,45 @@ class ThePage(unittest.TestCase):
         self.assertEqual(summary["operating_point"]["run"], 17)
         self.assertEqual(drawn, [0, 16, 17, 18, 29])
         self.assertEqual(loadgen.drawn_runs(summary_of(*runs[:3]), 5), [0, 1, 2])
+
+
+class AnInterruptedRun(unittest.TestCase):
+    def cut(self, **more: Any) -> Dict[str, Any]:
+        """A summary of one run that was stopped after 60 requests."""
+        records = [record(i / 10, 0.05, number=i) for i in range(60)]
+        plan = loadgen.make_plan(load(rate_rps=10.0, **more), work(), 0, 1.0)
+        health = loadgen.ClientHealth()
+        health.interrupted = True
+        outcome = loadgen.Outcome(plan, records, [health], 0, loadgen.ONE_A_WORD, [])
+        run = loadgen.summarise(outcome, loadgen.Slo(0.3, None, None, 0.9), True)
+        summary = summary_of(run)
+        loadgen.after_run(args_of(), summary, outcome)
+        summary["plan"]["rates"] = [10.0, 20.0, 30.0]
+        loadgen.conclude(summary, args_of())
+        return summary
+
+    def test_says_so_beside_the_verdict_and_on_top_of_the_page(self) -> None:
+        summary = self.cut(num_requests=400)
+        run, text, shown = summary["runs"][0], loadgen.render(summary), loadgen.page(summary)
+        self.assertEqual(run["verdict"], "VALID")
+        for told in (text, shown[:shown.index("<main>")], shown[shown.index("<main>"):]):
+            self.assertIn("INTERRUPTED: 60 of 400 requests", told)
+            self.assertNotIn("POINT", told)
+        self.assertIn("INTERRUPTED: 2 further rates were not run", text)
+
+    def test_says_how_much_of_its_window_it_saw(self) -> None:
+        self.assertIn("INTERRUPTED: 6.1 of 60.0 s, 60 requests",
+                      loadgen.render(self.cut(num_requests=None, duration_s=60.0, ramp_s=0.0)))
+
+    def test_says_so_in_a_search_too(self) -> None:
+        summary = self.cut(num_requests=400)
+        point = {"rate_rps": 10.0, "offered": 60, "attainment": 1.0, "low": 0.9, "high": 1.0,
+                 "verdict": "open"}
+        summary["goodput_search"] = {"target": 0.9, "points": [point], "rate_rps": None,
+                                     "low_rps": None, "high_rps": None, "requests": 60,
+                                     "seconds": 6.0, "why": "interrupted"}
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
 
 
 class TheOperatingPoint(unittest.TestCase):
@@ -460,6 +513,12 @@ class AnEndToEndRun(unittest.TestCase):
         loadgen_run("--report", again, "--gpu-price", "10")
         with open(os.path.join(again, "summary.json"), encoding="utf-8") as file:
             self.assertEqual(json.load(file)["cost"]["per_hour"], 20.0)
+
+    def test_report_refuses_to_judge_a_run_by_another_slo(self) -> None:
+        for flags in (("--slo-ttft-ms", "100"), ("--goodput", "ttft:100")):
+            code, said, errors = loadgen_run("--report", self.out, *flags)
+            self.assertEqual((code, said), (2, ""))
+            self.assertIn("drop --slo-", errors)
 
     def test_report_of_something_else_is_one_line(self) -> None:
         for content in ("{}", '{"runs": [{}]}', '{"runs": []}', "[]", "not json"):

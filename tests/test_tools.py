@@ -26,6 +26,8 @@ FAST = {"weights_s": 0.002, "sequence_s": 0.00002, "prefill_s_per_token": 0.0000
         "max_num_batched_tokens": 2048}
 WORK = loadgen.Work(loadgen.parse_lengths("lognormal:mean=30,cv=0.5"),
                     loadgen.parse_lengths("uniform:4..12"), 0, 1)
+TIMED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "traces",
+                     "timed_trace.jsonl")
 NO_SLO = Slo(None, None, None, 0.99)
 # What vllm bench serve 0.32 wrote with --save-result --save-detailed --goodput and all metrics.
 VLLM_KEYS = set(
@@ -205,11 +207,55 @@ class OnePlanOverManyMachines(unittest.TestCase):
                                  loadgen.null_infinities(direct[key]), key)
             self.assertEqual(load(folder, "result.json")["num_prompts"], 60)
             self.assertEqual(summary["runs"][0]["client"]["workers"], 4)
+            self.assertIn("readings by shard", said)
+            self.assertEqual(summary["runs"][0]["server"]["client_ttft_s"]["n"], 60)
             late = any("--start-at" in warning for shard in range(3) for warning in
                        load(run, f"shard-{shard}", "summary.json")["runs"][0]["warnings"])
             self.assertTrue(late or summary["runs"][0]["start_skew_s"] < 0.001)
             self.lose_a_shard(run, folder)
             self.refuse_what_is_no_shard(run, out)
+
+    def test_classes_turns_and_traces_survive_the_merge(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            mix = os.path.join(folder, "mix.json")
+            with open(mix, "w", encoding="utf-8") as file:
+                json.dump({"a": {"rate": 20, "slo_ttft_ms": 500, "output_len": 5},
+                           "b": {"rate": 10, "slo_ttft_ms": 1, "output_len": 5}}, file)
+            for flags in (f"--mix {mix} --num-requests 40",
+                          "--rate 20 --num-requests 40 --turns 3 --slo-ttft-ms 500",
+                          f"--trace {TIMED} --slo-ttft-ms 500"):
+                out = os.path.join(folder, str(len(os.listdir(folder))))
+                command("--simulate", *flags.split(), "--out", out)
+                plan, whole = load(out, "plan.json"), load(out, "summary.json")
+                made = [loadgen.record_of(row) for row in rows_of(out)]
+                for r, row in zip(made, rows_of(out)):
+                    self.assertEqual(r.row(0), row)
+                parts = {i: loadgen.Saved("", plan, {}, [r for r in made if (
+                    r.id if r.session < 0 else r.session) % 2 == i]) for i in range(2)}
+                joined, _ = loadgen.joined_outcome(parts, 2, 0)
+                self.assertEqual([r.cls for r in joined.records], ["ok"] * len(made))
+                found = loadgen.null_infinities(loadgen.summarise(
+                    joined, loadgen.slo_from(whole["slo"]), True))
+                for key in ("attainment", "classes", "turns", "ttft_s", "verdict"):
+                    self.assertEqual(found[key], whole["runs"][0][key], (flags, key))
+                del parts[1]
+                joined, wrong = loadgen.joined_outcome(parts, 2, 0)
+                self.assertEqual(len(joined.records), len(made))
+                self.assertIn("shard 1 of 2 is missing", wrong[-1])
+
+    def test_what_the_engine_said_to_a_shard_is_said_of_all(self) -> None:
+        made = [record(i, 100 * i, None, (100 * i + 30,)) for i in range(4)]
+
+        def said(samples: int, n: int) -> Dict[str, Any]:
+            return {"samples": samples, "preemptions": 66.0, "ttft_s": {"n": n, "mean": 0.02}}
+
+        found = loadgen.shared_server({0: said(3, 4), 1: said(9, 4), 2: None}, made)
+        self.assertEqual((found["shard"], found["preemptions"]), (1, 66.0))
+        self.assertAlmostEqual(found["client_ttft_s"]["mean"], 0.03)
+        self.assertAlmostEqual(found["beyond_engine_s"], 0.01)
+        others = loadgen.shared_server({0: said(3, 9)}, made)
+        self.assertIsNone(others["beyond_engine_s"])
+        self.assertIsNone(loadgen.shared_server({0: None}, made))
 
     def lose_a_shard(self, run: str, folder: str) -> None:
         """One shard's folder is gone, another was killed while it wrote a line."""
@@ -268,6 +314,15 @@ class PlaceAndTime(unittest.TestCase):
             for text in ("auto", "auto/4", "4/4", "-1/4", "1", "a/b", "0/0", "1/20000"):
                 with self.assertRaises(UserError, msg=text):
                     loadgen.shard(text)
+
+    def test_a_place_from_the_environment_is_refused_by_its_name(self) -> None:
+        for named, text, why in (
+                ({"JOB_COMPLETION_INDEX": "x"}, "auto/4", "JOB_COMPLETION_INDEX='x'"),
+                ({"JOB_COMPLETION_INDEX": "4"}, "auto/4", "JOB_COMPLETION_INDEX='4'"),
+                ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4", "JOB_COMPLETION_INDEX": ""}, "auto",
+                 "SLURM_PROCID='4', SLURM_NTASKS='4'")):
+            with mock.patch.dict(os.environ, named), self.assertRaisesRegex(UserError, why):
+                loadgen.shard(text)
 
     def test_a_shard_alone_is_not_judged(self) -> None:
         base = ["http://h", "--rate", "1", "--shard", "0/2"]
@@ -354,6 +409,43 @@ class OtherToolsDefinitions(unittest.TestCase):
         self.assertEqual(VLLM_LISTS & set(brief), set())
         self.assertIsNone(brief["request_goodput"])
 
+    def test_the_result_has_label_metadata_and_drafts_as_vllm_writes_them(self) -> None:
+        run = outcome(self.records())
+        server = {"spec_drafts": 10.0, "spec_drafted": 30.0, "spec_accepted": 18.0}
+        result = loadgen.vllm_result(
+            loadgen.vllm_view(run, NO_SLO), run, {"model": "m", "chat": False}, False,
+            {"label": "lab", "foo": "bar", "completed": "mine"}, server)
+        self.assertEqual((result["label"], result["foo"], result["completed"]), ("lab", "bar", 3))
+        self.assertEqual((result["spec_decode_acceptance_rate"],
+                          result["spec_decode_acceptance_length"]), (60.0, 2.8))
+        self.assertEqual([result[f"spec_decode_{name}"] for name in (
+            "num_drafts", "draft_tokens", "accepted_tokens")], [10, 30, 18])
+        self.assertEqual(loadgen.vllm_drafts({"spec_drafts": None, "spec_drafted": None,
+                                              "spec_accepted": None}), {})
+
+    def test_a_result_that_cannot_be_written_is_said_before_the_run(self) -> None:
+        base = ("--simulate", "--rate", "3", "--save-result")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, why in (("nope/x.json", "there is no folder"), ("", "a folder or a device")):
+                code, said, errors = command(*base, os.path.join(folder, name))
+                self.assertEqual((code, said, errors.count("\n")), (2, "", 1))
+                self.assertIn(why, errors)
+
+    def test_a_result_says_what_was_stated_of_the_run(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "r.json")
+            code, _, errors = command(
+                "--simulate", "--rate", "30", "--num-requests", "20", "--save-result", path,
+                "--metadata", "foo=bar", "--label", "lab")
+            saved = load(path)
+        self.assertEqual((code, saved["foo"], saved["label"]), (0, "bar", "lab"))
+        self.assertEqual(errors.count("generated_texts"), 1)
+
+    def test_a_ramp_of_the_rate_is_refused_by_name(self) -> None:
+        with self.assertRaisesRegex(UserError, "--ramp-up-strategy changes the rate"):
+            loadgen.parse_args("vllm bench serve --port 1 --ramp-up-strategy linear "
+                               "--ramp-up-start-rps 1 --ramp-up-end-rps 5".split())
+
     def test_percentiles_are_numpys(self) -> None:
         found = loadgen.moments([4.0, 1.0, 3.0, 2.0])
         self.assertEqual((found["mean"], found["p50"]), (2.5, 2.5))
@@ -415,10 +507,46 @@ class OtherToolsDefinitions(unittest.TestCase):
         self.assertIn("COMPAT", said)
         for line in loadgen.COMPAT_WHY:
             self.assertIn(line, said)
+        self.assertEqual(said.split("\n")[-1].strip(), loadgen.COMPAT_WHY[-1])  # no fact after it
 
 
 class KeptRuns(unittest.TestCase):
     """requests.jsonl holds what a summary needs."""
+
+    def test_what_a_killed_process_could_not_summarise_is_from_its_records(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "run")
+            command("--simulate", "--sweep", "20,30", "--num-requests", "30", "--out", out)
+            whole = load(out, "summary.json")
+            self.assertEqual(loadgen.kept_summary(out)["runs"],
+                             loadgen.with_infinities(whole["runs"]))
+            with open(os.path.join(out, "summary.json"), "w", encoding="utf-8") as file:
+                json.dump({**whole, "runs": whole["runs"][:1]}, file)  # as it was after the first
+            path = os.path.join(out, "requests.jsonl")
+            with open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines([*lines[:40], lines[40][:50]])  # torn
+            first, second = loadgen.kept_summary(out)["runs"]
+            self.assertEqual(first, loadgen.with_infinities(whole["runs"][0]))
+            self.assertEqual(second["completed"], 10)
+            self.assertIn("INTERRUPTED: 10 of 30 requests", second["reasons"][0])
+            os.remove(os.path.join(out, "summary.json"))
+            self.assertEqual([run["completed"] for run in loadgen.kept_summary(out)["runs"]],
+                             [30, 10])
+            with open(path, "w", encoding="utf-8"):
+                pass
+            with self.assertRaisesRegex(UserError, "before any request had ended"):
+                loadgen.kept_summary(out)
+
+    def test_every_file_that_could_not_be_written_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            gone = os.path.join(folder, "gone")
+            with mock.patch.object(loadgen, "page", lambda summary: ""):
+                why = loadgen.save_report(gone, {})
+        self.assertIn("summary.json could not be written", why)
+        self.assertIn("report.html could not be written", why)
+        self.assertEqual(loadgen.unsaved_line("a", why, why), f"a; {why}")
 
     def test_a_line_gives_its_record_back(self) -> None:
         for made in (record(3, 1.5, 2.25, (10.0, 12.5, 17.001), opened_ns=9_000_000,
@@ -456,6 +584,32 @@ class DifferenceOfTwoRuns(unittest.TestCase):
 
     def answers(self, a: List[Record], b: List[Record], slo: Slo = NO_SLO) -> Dict[str, str]:
         return {row["name"]: row["answer"] for row in loadgen.compare(a, b, slo, 10.0)["metrics"]}
+
+    def test_simulated_runs_are_called_so(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [os.path.join(folder, name) for name in "ab"]
+            for out in runs:
+                command("--simulate", "--rate", "30", "--num-requests", "20", "--out", out)
+            code, said, errors = command("--diff", *runs)
+        self.assertEqual(code, 0, errors)
+        self.assertIn("A SIMULATED, B SIMULATED", said)
+        for word in ("VALID", "None"):
+            self.assertNotIn(word, said)
+
+    def test_each_class_of_a_mix_is_judged_by_its_own_slo(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            mix, runs = os.path.join(folder, "mix"), [os.path.join(folder, name) for name in "ab"]
+            with open(mix, "w", encoding="utf-8") as file:
+                json.dump({"a": {"rate": 20, "slo_ttft_ms": 9000}, "b": {"rate": 20,
+                                                                        "slo_ttft_ms": 1}}, file)
+            for out in runs:
+                command("--simulate", "--mix", mix, "--num-requests", "40", "--out", out)
+            own = load(runs[0], "summary.json")["runs"][0]["attainment"]
+            code, said, errors = command("--diff", *runs, "--json")
+        self.assertEqual(code, 0, errors)
+        rows = {row["name"]: row for row in json.loads(said)["runs"][0]["metrics"]}
+        self.assertEqual(rows["attainment"]["a"], own)
+        self.assertTrue(0.3 < own < 0.7, own)
 
     def test_two_runs_alike_show_no_difference(self) -> None:
         wrong = 0

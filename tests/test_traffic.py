@@ -29,8 +29,15 @@ QUICK = loadgen.Profile(weights_s=0.001, sequence_s=0.0, prefill_s_per_token=1e-
 
 
 def read(path: str, window: Tuple[float, float] = WHOLE, speed: float = 1.0, most: int = 10**6,
-         duration: float = float("inf")) -> loadgen.Trace:
-    return loadgen.read_trace(path, window, speed, most, duration)
+         duration: float = float("inf"), given: Tuple[int, int] = (0, 0)) -> loadgen.Trace:
+    return loadgen.read_trace(path, window, speed, most, duration, given)
+
+
+def keyed(times: Sequence[int], block: int) -> str:
+    """A JSONL trace whose hash ids stand for so many tokens."""
+    return "".join(json.dumps({"timestamp": time, "input_length": 3 * block, "output_length": 5,
+                               "hash_ids": [3 * n, 3 * n + 1, 3 * n + 2]}) + "\n"
+                   for n, time in enumerate(times))
 
 
 @contextlib.contextmanager
@@ -201,6 +208,62 @@ class Traces(unittest.TestCase):
         with file_of("arrival_s,input_tokens,output_tokens\n" + "".join(
                 f"{t},5,6\n" for t in (1, 2, 3, 4, 30_000, 30_001, 30_002))) as path:
             self.assertEqual(len(read(path).requests), 7)
+
+    def test_pauses_are_no_change_of_units_where_the_unit_is_stated(self) -> None:
+        plain = "arrival_s,input_tokens,output_tokens\n"
+        for text in (plain + "".join(f"{t},5,6\n" for t in (0, .001, .002, .003, 5, 10, 15)),
+                     "Timestamp,Model,Request tokens,Response tokens\n" + "".join(
+                         f"{t},m,5,6\n" for t in (0, 1, 1, 2, 300, 340)),
+                     keyed((0, 1, 2, 3, 4, 3000, 6000, 9000), 512)):
+            with self.subTest(text=text[:60]), file_of(text) as path:
+                self.assertEqual(len(read(path).requests), text.count("\n") - (text[0] != "{"))
+
+    def test_a_stated_unit_overrides_what_looks_mixed(self) -> None:
+        text = "timestamp,input_tokens,output_tokens\n" + "".join(
+            f"{t},5,6\n" for t in (0, 1, 2, 3000, 4000, 5000))
+        with file_of(text) as path:
+            with self.assertRaisesRegex(loadgen.UserError, "units are mixed; --trace-unit"):
+                args_of(f"--trace {path}")
+            args, said = args_of(f"--trace {path} --trace-unit ms")
+        self.assertEqual((args.trace_read.requests[-1].due_s, said), (5.0, ""))
+
+    def test_the_formats_unit_is_taken_before_any_guess(self) -> None:
+        for times, block, apart in (((172_800_000, 172_800_030), 512, 0.03),
+                                    ((0, 30, 60), 16, 30.0), ((0, 10, 20), 16, 10.0)):
+            with self.subTest(times=times), file_of(keyed(times, block)) as path:
+                trace = read(path)
+                self.assertAlmostEqual(trace.requests[1].due_s, apart)
+                self.assertIn("--trace-unit", trace.notes[0])
+
+    def test_the_unit_and_the_block_can_be_stated_as_vllm_does(self) -> None:
+        with file_of(keyed((0, 10, 20), 16)) as path:
+            for flags in ("--trace-unit ms", "--timed-trace-sec-multiplier 0.001"):
+                args, said = args_of(f"--trace {path} {flags} --timed-trace-chunk-hash-size 16")
+                self.assertEqual((args.trace_read.requests[-1].due_s, said), (0.02, ""))
+            with self.assertRaisesRegex(loadgen.UserError, "--trace-block 512"):
+                args_of(f"--trace {path} --trace-block 512")
+        for line, why in ((f"--trace {AZURE} --trace-unit ms", "dates"),
+                          (f"--trace {PLAIN} --trace-unit h", "not a number"),
+                          ("--rate 1 --trace-unit s", "goes with --trace")):
+            with self.assertRaisesRegex(loadgen.UserError, why):
+                args_of(line)
+
+    def test_what_a_cut_leaves_out_or_sorts_is_said_of_the_cut(self) -> None:
+        text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+            f"2024-05-11 00:{n // 60:02}:{n % 60:02}.5,5,{n % 10}\n" for n in range(1000))
+        with file_of(text) as path:
+            trace = read(path, (99.0, 399.0))
+        self.assertEqual(len(trace.requests), 270)
+        self.assertIn("30 requests of 0 tokens left out (the first on line 102)", trace.notes[0])
+        with file_of("arrival_s,input_tokens,output_tokens\n0,1,1\n2.5,2,1\n2.1,3,1\n9,4,1\n"
+                     ) as path:
+            self.assertIn("1 lines are out of order", read(path, most=2).notes[0])
+            self.assertEqual(read(path, most=1).notes, [])
+
+    def test_a_csv_without_a_header_is_said_to_need_one(self) -> None:
+        for text in ("0,5,6\n", "0,5,6\n1,5,6\n", "2024-05-11 23:59:59,5,6\n"):
+            with file_of(text) as path, self.assertRaisesRegex(loadgen.UserError, "header"):
+                read(path)
 
     def test_a_window_without_requests_is_said(self) -> None:
         with self.assertRaisesRegex(loadgen.UserError, "--trace-window"):
@@ -460,6 +523,30 @@ class Mixes(unittest.TestCase):
             part["goodput_rps"] for part in classes.values()))
         self.assertIn("chat: offered", text)
         self.assertIn("batch: offered", text)
+
+    def test_the_setup_states_each_class(self) -> None:
+        rows = [{**CHAT, "model": "adapter-1", "input_len": "uniform:100..300", "burstiness": 0.5},
+                BATCH]
+        with file_of(json.dumps({"classes": rows})) as path:
+            for more, rate in (("", "30 req/s"), ("--rate 4", "3 req/s"),
+                               ("--concurrency 4", "75.0% of the requests")):
+                args, _ = args_of(f"--mix {path} --num-requests 40 --slo-ttft-ms 300 {more}")
+                plan = loadgen.plan_statement(args, [loadgen.make_plan(
+                    loadgen.loads_of(args)[0], loadgen.work_of(args), 1, 1.0)])
+                chat, batch = loadgen.class_lines(plan)
+                for part in ("class chat: model adapter-1", rate, "input uniform:100..300",
+                             "20 tokens shared in 2 groups", "SLO ttft"):
+                    self.assertIn(part, chat)
+                self.assertEqual("arrivals gamma, shape 0.5" in chat, "concurrency" not in more)
+                self.assertEqual("arrivals constant" in batch, "concurrency" not in more)
+
+    def test_a_search_for_the_knee_of_a_mix_is_refused_with_what_to_do(self) -> None:
+        with file_of(json.dumps({"classes": [CHAT, BATCH]})) as path:
+            for flags, name in (("--find-goodput", "--find-goodput"), ("--sweep auto --slo-ttft-ms "
+                                "100", "--sweep auto")):
+                with self.assertRaisesRegex(
+                        loadgen.UserError, f"^--mix and {name} do not .*--sweep R,R"):
+                    args_of(f"--mix {path} {flags}")
 
     def test_a_class_below_target_fails_the_gate_though_all_together_do_not(self) -> None:
         slos = {"slo": {"ttft_s": 1.0}}
