@@ -4631,7 +4631,9 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) 
     summary["client"] = client_summary(outcome)
     worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
     summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
-    summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
+    summary["server"], summary["signs"] = server_summary(outcome), signs(good, good, summary)
+    for name, part in (summary["classes"] or {}).items():
+        part["signs"] = signs([r for r in good if r.mix_class == name], good, {**summary, **part})
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [*warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
@@ -5556,29 +5558,34 @@ CORE_FULL = 0.9  # of a core used by the API server: one Python process can hard
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
 
-def signs(good: Records, summary: Facts) -> Dict[str, Any]:
+def signs(mine: Records, good: Records, summary: Facts) -> Dict[str, Any]:
     """What findings need to know of single requests, and no other key tells. Seconds, tokens.
 
+    mine: those of a class among all the good ones, or all; the line of TTFTs is of all.
     base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
     floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
     spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
     in another request's prefill; None where the 99th percentile of the gaps is none.
     """
     capped = summary["concurrency"] is not None
-    rows = sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
-                   (r.first_ns - r.sent_ns) * NS,
-                   (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
-                  for r in good if r.first_ns is not None and r.sent_ns is not None)
+
+    def first_tokens(records: Records) -> List[Tuple[int, float, float]]:
+        return sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
+                       (r.first_ns - r.sent_ns) * NS,
+                       (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
+                      for r in records if r.first_ns is not None and r.sent_ns is not None)
+
+    rows, every = first_tokens(mine), first_tokens(good)
     if len(rows) < 8:
         return {"ttft": None, "spikes": None}
-    base_s, slope = alone([(n, took_s) for n, took_s, _ in rows[::-(-len(rows) // 1000)]])
+    base_s, slope = alone([(n, took_s) for n, took_s, _ in every[::-(-len(every) // 1000)]])
     per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
     if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
         prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1))
                                         / NS), r.first_ns) for r in good if r.first_ns is not None]
-        spikes = spikes_in(good, round(SPIKE * itl["p50"] / NS), prefills)
+        spikes = spikes_in(mine, round(SPIKE * itl["p50"] / NS), prefills)
     return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
                      "floor_s": base_s + per_token * long,
                      "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
@@ -5639,10 +5646,17 @@ def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]])
 class Case(NamedTuple):
     """One run to be judged, the runs around it by load, the SLO and the plan."""
 
-    run: Facts
+    number: int
+    run: Facts  # of a class of --mix: its own latencies, and all else as it was for all
     runs: Sequence[Facts]  # that can be trusted, by how much was in flight
-    slo: Facts
+    slo: Facts  # the class's own
     plan: Facts
+    name: str = ""  # the class's
+
+    @property
+    def label(self) -> str:
+        """The load, and whose."""
+        return f"{self.name} at {self.run['label']}" if self.name else str(self.run["label"])
 
     def p(self, key: str, name: str = "p99") -> Optional[float]:
         """A percentile over successes [s]: failures are no symptom of the table."""
@@ -5826,6 +5840,7 @@ class Finding(NamedTuple):
     vllm: str
     sglang: str
     term: str
+    engine: bool = False  # of the engine, not of a class
 
 
 FINDINGS = (
@@ -5865,12 +5880,12 @@ FINDINGS = (
             "--kv-cache-dtype fp8_e4m3; raise --mem-fraction-static or "
             "--schedule-conservativeness; lower --max-running-requests or --context-length; raise "
             "--tp-size",
-            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens"),
+            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens", engine=True),
     Finding("few_hits", "low prefix-cache hit rate with a shared prefix", few_hits,
             "an unstable prompt prefix, caching off, or replicas that are not prefix-aware",
             "static content first; --enable-prefix-caching; prefix-aware routing (Dynamo, llm-d)",
             "static content first; no --disable-radix-cache; --schedule-policy lpm; SGLang router",
-            "prefill_tokens"),
+            "prefill_tokens", engine=True),
     Finding("cpu_bound", "tok/s low while the GPU is not saturated, though its util may read high",
             cpu_bound, "CPU: scheduler, detokenisation, the API server; or the client",
             "--async-scheduling; raise --api-server-count; check the client",
@@ -5879,37 +5894,54 @@ FINDINGS = (
 )
 
 
+def cases_of(summary: Facts, name: str = "") -> List[Case]:
+    """The runs that can be trusted, as all requests saw them or those of one class of --mix."""
+    seen = [{**run, **run["classes"][name]} if name else run for run in summary["runs"]]
+    slo = {**summary["slo"], **(seen[0]["slo"] if name else {})}
+    sound = [n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
+             and run["completed"] and run["in_flight_mean"]]
+    by_load = sorted((seen[n] for n in sound), key=lambda run: run["in_flight_mean"])
+    return [Case(n, seen[n], by_load, slo, summary["plan"], name) for n in sound]
+
+
 def findings(summary: Facts) -> Rows:
     """Each symptom that shows: figures of the first run that shows it, the others named."""
-    runs = summary["runs"]
-    sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
-                    and run["completed"] and run["in_flight_mean"]),
-                   key=lambda run: run["in_flight_mean"])
-    found = []
-    cases = [(n, Case(run, sound, summary["slo"], summary["plan"])) for n, run in enumerate(runs)
-             if any(run is other for other in sound)]
+    everyone, found = cases_of(summary), []
+    classes = [case for name in summary["runs"][0].get("classes") or () for case in cases_of(
+        summary, name)]
+    judged = sorted(classes, key=lambda case: case.number) or everyone
     for rule in FINDINGS:
-        shown = [(n, text) for n, text in ((n, rule.evidence(case)) for n, case in cases) if text]
+        shown = [(case, text) for case in (everyone if rule.engine else judged)
+                 for text in [rule.evidence(case)] if text]
         if shown:
-            also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
-            found.append({"name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
-                          **rule._asdict(),
-                          "evidence": shown[0][1] + (f"; also at {also}" if also else "")})
+            first, text = shown[0]
+            also = ", ".join(case.label for case, _ in shown[1:])
+            found.append({"name": rule.name, "symptom": rule.symptom, "run": first.number,
+                          "evidence": (f"{first.name}: " if first.name else "") + text
+                          + (f"; also {'' if first.name else 'at '}{also}" if also else ""),
+                          "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang,
+                          "term": rule.term})
     return found
+
+
+def slo_missed(summary: Facts) -> bool:
+    """Whether in any run fewer requests met the SLO, each its own, than should."""
+    return any(run["attainment"] is not None and run["attainment"] < summary["slo"]["attainment"]
+               for run in summary["runs"])
 
 
 def advice(summary: Facts) -> List[str]:
     """What is no finding, but worth a line: cost, and what these runs cannot show."""
     slo, last, found = summary["slo"], summary["runs"][-1], []
-    limits = [(last[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
+    parts = (last.get("classes") or {"": {**last, "slo": slo}}).values()
+    limits = [(part[key]["p99"], part["slo"][key]) for part in parts
+              for key in ("ttft_s", "tpot_s", "e2e_s") if part["slo"][key]]
     if limits and last["verdict"] == "VALID" and all(
             p99 is not None and p99 <= MARGIN * limit for p99, limit in limits):
         found.append(f"COST  the SLO is met with margin at {last['label']}: run nearer the goodput "
                      "knee (--find-goodput), or take FP8 or a smaller model")
     runs = [run for run in summary["runs"] if run["in_flight_mean"]]
-    missed = any((run[key]["successes"]["p99"] or 0) > slo[key] for run in runs
-                 for key in ("ttft_s", "tpot_s") if slo[key])
-    if missed and all(run["in_flight_mean"] > LOW_IN_FLIGHT for run in runs):
+    if slo_missed(summary) and all(run["in_flight_mean"] > LOW_IN_FLIGHT for run in runs):
         least = min(runs, key=lambda run: run["in_flight_mean"])
         ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
         alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
@@ -5932,11 +5964,9 @@ def finding_lines(summary: Facts) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
-        missed = any(run["attainment"] is not None
-                     and run["attainment"] < summary["slo"]["attainment"] for run in runs)
         lines = [] if found else ["FINDINGS  none: " + (
-            "the SLO is missed, and no symptom of the table explains it" if missed else
-            "no symptom of the table shows") + (
+            "the SLO is missed, and no symptom of the table explains it" if slo_missed(summary)
+            else "no symptom of the table shows") + (
             f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",

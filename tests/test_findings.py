@@ -42,6 +42,12 @@ def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: b
     """A whole summary of virtual runs, one a rate, each on a cold engine."""
     work = loadgen.Work(loadgen.parse_lengths(shape.n_in), loadgen.parse_lengths(shape.n_out),
                         shape.shared, 1)
+    return summary_of_work(kind, work, shape, slo, metrics)
+
+
+def summary_of_work(kind: loadgen.Profile, work: loadgen.Work, shape: Shape, slo: loadgen.Slo,
+                    metrics: bool = True) -> Any:
+    """The same of any work: of a shape only the rates, the number and the seed."""
     runs = []
     for rate in shape.rates:
         load = loadgen.Load(rate, None, 1.0, shape.number, None, None)
@@ -49,11 +55,28 @@ def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: b
         if not metrics:
             outcome = outcome._replace(rows=())
         runs.append(loadgen.summarise(outcome, slo, True))
-    summary = {"runs": runs, "slo": slo._asdict(), "metrics": {"why": None},
+    summary = {"runs": runs, "slo": loadgen.slo_statement(slo), "metrics": {"why": None},
                "plan": {"shared_prefix_len": shape.shared, "prefix_groups": 1}}
     summary["findings"] = loadgen.findings(summary)
     summary["advice"] = loadgen.advice(summary)
     return summary
+
+
+MIX = ({"name": "chat", "weight": 5, "input_len": 600, "output_len": 50, "shared_prefix_len": 500,
+        "slo_ttft_ms": 300, "slo_tpot_ms": 20},
+       {"name": "rag", "weight": 1, "input_len": 3000, "output_len": 50, "slo_ttft_ms": 500,
+        "slo_tpot_ms": 20})
+
+
+def summary_of_mix(kind: loadgen.Profile, *rates: float, number: int = 200) -> Any:
+    """A summary of the two classes above, which have all SLOs there are."""
+    rows = [loadgen.traffic_class(row, "", dict.fromkeys(("ttft_s", "tpot_s", "e2e_s")))
+            for row in MIX]
+    classes = tuple(c._replace(share=c.share / 6) for c in rows)
+    work = loadgen.Work(classes[0].work.n_in, classes[0].work.n_out, 0, 1, classes=classes)
+    slo = NO_SLO._replace(classes={c.name: loadgen.Slo(**c.limits, attainment=0.99)
+                                   for c in classes})
+    return summary_of_work(kind, work, Shape(rates, number=number), slo)
 
 
 def names(summary: Any) -> List[str]:
@@ -151,6 +174,38 @@ class OnPurpose(unittest.TestCase):
         (found,) = summary["findings"]
         self.assertEqual(found["run"], 1)
         self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
+
+
+class Classes(unittest.TestCase):
+    """Classes of --mix, each with its own SLO."""
+
+    def test_a_classes_own_slo_says_what_is_high(self) -> None:
+        (found,) = summary_of_mix(profile("bandwidth"), 0.6)["findings"]
+        self.assertEqual(found["name"], "bandwidth")
+        self.assertTrue(found["evidence"].startswith("chat: TPOT p50"), found["evidence"])
+        self.assertIn("(SLO 20.0)", found["evidence"])
+        self.assertTrue(found["evidence"].endswith("; also rag at 0.6"), found["evidence"])
+
+    def test_only_the_class_that_suffers_is_named(self) -> None:
+        (found,) = summary_of_mix(profile("slow_prefill"), 0.6)["findings"]
+        self.assertEqual(found["name"], "slow_prefill")
+        self.assertTrue(found["evidence"].startswith("rag: "), found["evidence"])
+        self.assertNotIn("chat", found["evidence"])
+
+    def test_what_is_of_the_whole_engine_is_said_of_all_requests(self) -> None:
+        found = {f["name"]: f for f in summary_of_mix(profile("degrades"), 23, number=400)[
+            "findings"]}
+        self.assertIn("for 400 requests", found["preemptions"]["evidence"])
+
+    def test_classes_that_meet_their_slos_yield_none(self) -> None:
+        for rate in (0.6, 6):
+            summary = summary_of_mix(profile("healthy"), rate)
+            self.assertEqual(names(summary), [])
+            self.assertTrue(summary["advice"][0].startswith("COST"), summary["advice"])
+
+    def test_a_missed_slo_of_a_class_without_a_run_at_low_load_asks_for_one(self) -> None:
+        summary = summary_of_mix(profile("degrades"), 23)
+        self.assertTrue(any("low load" in text for text in summary["advice"]), summary["advice"])
 
 
 class Doubt(unittest.TestCase):
