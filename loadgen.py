@@ -4632,6 +4632,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) 
     worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
     summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
     summary["server"], summary["signs"] = server_summary(outcome), signs(good, good, summary)
+    summary["repeated_tokens"] = repeated(everything, plan)
     for name, part in (summary["classes"] or {}).items():
         part["signs"] = signs([r for r in good if r.mix_class == name], good, {**summary, **part})
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
@@ -5591,6 +5592,30 @@ def signs(mine: Records, good: Records, summary: Facts) -> Dict[str, Any]:
                      "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
 
 
+def repeated(everything: Records, plan: Plan) -> Dict[str, Optional[float]]:
+    """{mean, of_repeaters}: prompt tokens that began an earlier prompt of the run or its answer.
+
+    of_repeaters: the mean over the requests with any. What a prefix cache without limit would hold
+    as each measured request comes; the first of a group or a session finds nothing.
+    """
+    work, tokens = plan.work, []
+    groups: Dict[str, int] = collections.defaultdict(int)  # requests of a class so far
+    held: Dict[int, int] = {}  # tokens of a session so far
+    for r in everything:
+        n_in = r.n_in or r.n_in_planned or 0
+        if work.trace:
+            own = n_in * (work.trace.about.get("shared_share") or 0.0)
+        elif r.session >= 0:
+            own, held[r.session] = held.get(r.session, 0), n_in + (r.n_out or 0)
+        else:
+            of = next((c.work for c in work.classes if c.name == r.mix_class), work)
+            own = of.shared_prefix if groups[r.mix_class] >= of.prefix_groups else 0
+            groups[r.mix_class] += 1
+        if r.ok and r.measured:
+            tokens.append(min(own, n_in))
+    return {"mean": mean_of(tokens), "of_repeaters": mean_of([n for n in tokens if n])}
+
+
 def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
     """(base, per token) [s] of TTFT by length, sorted: a line along the 10th percentiles.
 
@@ -5644,13 +5669,12 @@ def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]])
 
 
 class Case(NamedTuple):
-    """One run to be judged, the runs around it by load, the SLO and the plan."""
+    """One run to be judged, the runs around it by load, and the SLO."""
 
     number: int
     run: Facts  # of a class of --mix: its own latencies, and all else as it was for all
     runs: Sequence[Facts]  # that can be trusted, by how much was in flight
     slo: Facts  # the class's own
-    plan: Facts
     name: str = ""  # the class's
 
     @property
@@ -5801,22 +5825,17 @@ def preempted(c: Case) -> str:
 
 
 def few_hits(c: Case) -> str:
-    """Prompts share a prefix, and the engine computes it again and again."""
-    shared, mean = c.plan.get("shared_prefix_len") or 0, c.run["input_tokens_mean"]
-    hits, cached = c.server("prefix_hit_rate"), c.run["cached_tokens_mean"]
-    off = hits is None and c.server("prefix_queries") == 0
+    """Prompts repeat how earlier ones began, and the engine computes it again and again."""
+    mean, cached = c.run["input_tokens_mean"], c.run["cached_tokens_mean"]
+    could, each = (c.run["repeated_tokens"][key] or 0.0 for key in ("mean", "of_repeaters"))
+    hits, off = c.server("prefix_hit_rate"), c.server("prefix_queries") == 0
     if hits is None:
         hits = 0.0 if off else cached / mean if cached is not None and mean else None
-    first = c.plan.get("prefix_groups", 1)  # of each group one misses
-    warm = 1 - first / max(1, c.run["offered"])
-    if shared < PREFIX_LEAST or not mean or hits is None or warm <= 0:
+    if each < PREFIX_LEAST or not mean or hits is None or hits >= HITS_LOW * could / mean:
         return ""
-    expected = shared / mean * warm
-    if hits >= HITS_LOW * expected:
-        return ""
-    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {expected:.0%} could: "
-            f"{count(shared)} of {count(mean)} are shared"
-            + ("; the engine looks nothing up: prefix caching is off" if off else ""))
+    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {could / mean:.0%} "
+            f"could: of {count(mean)} a prompt {count(could)} are those of an earlier one's "
+            "beginning" + ("; the engine looks nothing up: prefix caching is off" if off else ""))
 
 
 def cpu_bound(c: Case) -> str:
@@ -5882,7 +5901,8 @@ FINDINGS = (
             "--tp-size",
             "the KV pool, which bounds sum(context); recomputing adds prefill_tokens", engine=True),
     Finding("few_hits", "low prefix-cache hit rate with a shared prefix", few_hits,
-            "an unstable prompt prefix, caching off, or replicas that are not prefix-aware",
+            "an unstable prompt prefix, caching off, a KV pool too small to keep prefixes, or "
+            "replicas that are not prefix-aware",
             "static content first; --enable-prefix-caching; prefix-aware routing (Dynamo, llm-d)",
             "static content first; no --disable-radix-cache; --schedule-policy lpm; SGLang router",
             "prefill_tokens", engine=True),
@@ -5901,7 +5921,7 @@ def cases_of(summary: Facts, name: str = "") -> List[Case]:
     sound = [n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
              and run["completed"] and run["in_flight_mean"]]
     by_load = sorted((seen[n] for n in sound), key=lambda run: run["in_flight_mean"])
-    return [Case(n, seen[n], by_load, slo, summary["plan"], name) for n in sound]
+    return [Case(n, seen[n], by_load, slo, name) for n in sound]
 
 
 def findings(summary: Facts) -> Rows:

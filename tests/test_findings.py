@@ -208,6 +208,51 @@ class Classes(unittest.TestCase):
         self.assertTrue(any("low load" in text for text in summary["advice"]), summary["advice"])
 
 
+class Repeats(unittest.TestCase):
+    """Prompts that begin as earlier ones did, whatever makes them so."""
+
+    def conversations(self, kind: loadgen.Profile) -> Any:
+        work = loadgen.Work(loadgen.parse_lengths("600"), loadgen.parse_lengths("40"), 0, 1,
+                            turns=loadgen.parse_lengths("4"), think_s=loadgen.parse_lengths("1"))
+        return summary_of_work(kind, work, Shape([1, 2], number=80), SLO)
+
+    def trace(self, kind: loadgen.Profile) -> Any:
+        requests = tuple(loadgen.Planned(n, 0.5 * n, 1100, 20, 0, (0, n % 5)) for n in range(60))
+        trace = loadgen.Trace(requests, 512, {"shared_share": loadgen.shared_share(requests, 512)},
+                              [])
+        work = loadgen.Work(loadgen.parse_lengths("1"), loadgen.parse_lengths("1"), 0, 1, trace)
+        return summary_of_work(kind, work, Shape([2], number=60), SLO)
+
+    def test_a_conversation_that_is_computed_again_each_turn_is_found(self) -> None:
+        (found,) = self.conversations(profile("few_hits"))["findings"]
+        self.assertEqual(found["name"], "few_hits")
+        self.assertIn("0% of the prompt tokens came from the prefix cache", found["evidence"])
+        # of 600, 1240, 1880 and 2520 tokens, all but the last 600
+        self.assertIn("62% could: of 1,560 a prompt 960", found["evidence"])
+
+    def test_a_trace_whose_prefixes_are_computed_again_is_found(self) -> None:
+        (found,) = self.trace(profile("few_hits"))["findings"]
+        self.assertEqual(found["name"], "few_hits")
+        self.assertIn("88% could", found["evidence"])
+
+    def test_classes_that_share_a_prefix_without_hits_are_found(self) -> None:
+        (found,) = summary_of_mix(profile("few_hits"), 0.6)["findings"]
+        self.assertEqual(found["name"], "few_hits")
+
+    def test_repeats_that_the_cache_holds_yield_none(self) -> None:
+        for make in (self.conversations, self.trace):
+            self.assertEqual(names(make(profile("healthy"))), [])
+
+    def test_a_pool_too_small_to_keep_the_prefixes_is_found(self) -> None:
+        small = profile("healthy")._replace(num_blocks=170)
+        self.assertIn("few_hits", names(self.conversations(small)))
+
+    def test_prompts_that_repeat_nothing_cannot_hit(self) -> None:
+        summary = summary_of(profile("few_hits"), Shape([5], "600", "20"), SLO)
+        self.assertEqual(summary["runs"][0]["repeated_tokens"], {"mean": 0.0, "of_repeaters": None})
+        self.assertEqual(names(summary), [])
+
+
 class Doubt(unittest.TestCase):
     """What must not be taken for a symptom of the engine."""
 
