@@ -5544,6 +5544,9 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
 
 LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
 QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
+LONG_WAIT = 0.5  # TTFT over the time of the answer after it, medians: where both are too long
+PLATEAU = 0.8  # of the most that ran, on average while any waited: of a few seats one is often free
+POOL_FULL = 0.8  # of the KV pool, with one more request: that one may have to wait for blocks
 DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
@@ -5689,6 +5692,12 @@ class Case(NamedTuple):
         return value
 
     @property
+    def missed(self) -> bool:
+        """Whether the SLO is missed; without one, whatever grows may matter."""
+        share: Optional[float] = self.run["attainment"]
+        return share is None or share < self.slo["attainment"]
+
+    @property
     def low(self) -> bool:
         """Whether the run is at low load."""
         return (self.run["in_flight_mean"] or math.inf) <= LOW_IN_FLIGHT
@@ -5698,43 +5707,82 @@ class Case(NamedTuple):
         value = (self.run["server"] or {}).get(key)
         return value.get(part) if isinstance(value, Mapping) else value
 
+    @property
+    def depth(self) -> Optional[float]:
+        """Requests that waited in the engine, on average; None where it did not say often."""
+        return self.server("queue_depth") if (self.server("samples") or 0) >= SAMPLES else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the engine has a queue: it says so or, where it is silent, latencies grow."""
+        return (self.run["verdict"] == "UNSTABLE" and not self.run["concurrency"]
+                if self.depth is None else self.depth >= QUEUED)
+
+    @property
+    def seats(self) -> Optional[float]:
+        """How many ran whenever any waited, though the KV pool had room: the engine's own limit."""
+        rows = [row[1] for row in (self.run["server"] or {}).get("series", ())
+                if (row[2] or 0) >= 1 and row[1]]
+        most, kv = self.server("running", "max"), self.server("kv_usage", "max")
+        if len(rows) < SAMPLES or not most or kv is None or kv * (1 + 1 / most) > POOL_FULL or any(
+                (run["server"] or {}).get("preemptions") for run in self.runs):
+            return None
+        return most if sum(rows) >= PLATEAU * most * len(rows) else None
+
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
     """A figure [s] in ms beside its limit."""
     return f"{in_ms(value)} ms" + (f" (SLO {in_ms(limit)})" if limit else "")
 
 
-def queueing(c: Case) -> str:
-    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+def queue(c: Case) -> Tuple[str, bool]:
+    """(what shows that TTFT is high for a queue, '' if it is not; whether TPOT is fine)."""
     ttft = c.p("ttft_from_sent_s" if c.run["concurrency"] else "ttft_s")
-    tpot, own, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
+    tpot, own, limit, depth = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"], c.depth
     if ttft is None or own is None:
-        return ""
+        return "", False
     best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
-    depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
-    grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
-    seen = grows or (depth or 0) >= QUEUED
-    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
-    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
-    apart = own["excess_p99_s"] >= ttft / 2 and (
-        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
-    if c.slo["ttft_s"]:
-        high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
-    else:
-        high = seen and ttft > TIMES_FLOOR * best_s
     least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
     fine = tpot is None or (tpot <= limit if limit else (c.p("tpot_s", "p50") or 0)
                             <= GROWN * least)
-    if not (high and fine):
-        return ""
-    kv, running = c.server("kv_usage", "max"), c.server("running", "max")
+    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
+    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
+    apart = fine and not c.low and own["excess_p99_s"] >= ttft / 2 and (
+        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
+    if c.slo["ttft_s"]:
+        high = ttft > c.slo["ttft_s"] and (c.waits or apart)
+    else:
+        high = c.waits and ttft > TIMES_FLOOR * best_s
+    if not high:
+        return "", fine
+    kv, running, seats = c.server("kv_usage", "max"), c.server("running", "max"), c.seats
     return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
             f"prompt; TPOT p99 {of_slo(tpot, limit)}"
-            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else "")
-            + ("; the queue grows" if grows else "")
-            + (f"; {running:.0f} ran at most, KV use {kv:.0%}: "
-               + ("no room for more at once" if kv > 0.9 else "KV has room for more at once")
-               if kv is not None and running is not None else ""))
+            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else
+               "; the queue grows" if c.waits else "")
+            + ("" if kv is None or running is None else
+               f"; {running:.0f} ran whenever any waited, KV use {kv:.0%}: the engine's own limit, "
+               "and KV has room for more" if seats and fine else
+               f"; {running:.0f} ran at most, KV use {kv:.0%}"), fine)
+
+
+def seats_taken(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue before a limit that can be raised."""
+    text, fine = queue(c)
+    return text if fine and c.seats else ""
+
+
+def queueing(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+    text, fine = queue(c)
+    return text if fine else ""
+
+
+def overload(c: Case) -> str:
+    """TTFT high for a queue, and TPOT as well, but the wait weighs more."""
+    text, fine = queue(c)
+    ttft, e2e = c.p("ttft_s", "p50") or 0.0, c.p("e2e_s", "p50") or 0.0
+    return text if not fine and ttft > LONG_WAIT * (e2e - ttft) else ""
 
 
 def prefill_stalls(c: Case) -> str:
@@ -5841,8 +5889,7 @@ def few_hits(c: Case) -> str:
 def cpu_bound(c: Case) -> str:
     """Little output with room to spare: the client, the API server, or work for each sequence."""
     cpu = c.server("cpu_share")
-    harmed = c.run["verdict"] == "UNSTABLE" or (
-        c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
+    harmed = c.run["verdict"] == "UNSTABLE" or c.run["attainment"] is not None
     if harmed and (cpu or 0) >= CORE_FULL:
         return f"the API server's process used {cpu:.0%} of a core"
     text, by_kv = growth(c)
@@ -5859,15 +5906,22 @@ class Finding(NamedTuple):
     vllm: str
     sglang: str
     term: str
-    engine: bool = False  # of the engine, not of a class
+    engine: bool = False  # of the engine, not of a class, and whether the SLO is met or not
 
 
-FINDINGS = (
+WAIT_TERM = "none: the wait before the first step, which grows as rho / (1 - rho)"
+FINDINGS = (  # of those with one name the first that shows is given
+    Finding("queueing", "TTFT p99 spikes under load, TPOT fine", seats_taken,
+            "queueing: the arrival rate is near capacity, which the limit of the batch sets",
+            "raise --max-num-seqs, KV allows it; more replicas (--data-parallel-size)",
+            "raise --max-running-requests, KV allows it; more replicas (--dp-size)", WAIT_TERM),
     Finding("queueing", "TTFT p99 spikes under load, TPOT fine", queueing,
             "queueing: the arrival rate is near capacity",
-            "more replicas (--data-parallel-size); raise --max-num-seqs if KV allows",
-            "more replicas (--dp-size); raise --max-running-requests if KV allows",
-            "none: the wait before the first step, which grows as rho / (1 - rho)"),
+            "more replicas (--data-parallel-size)", "more replicas (--dp-size)", WAIT_TERM),
+    Finding("queueing", "TTFT p99 spikes under load, and TPOT is high too", overload,
+            "queueing: the arrival rate is past what the engine can do within the TPOT",
+            "more replicas (--data-parallel-size); what makes the step long, if found below",
+            "more replicas (--dp-size); what makes the step long, if found below", WAIT_TERM),
     Finding("prefill_stalls", "ITL p99 spikes when long prompts arrive", prefill_stalls,
             "prefill stalls decode: a step carries a large piece of a prompt",
             "lower --max-num-batched-tokens; at scale disaggregate P/D (--kv-transfer-config)",
@@ -5926,14 +5980,15 @@ def cases_of(summary: Facts, name: str = "") -> List[Case]:
 
 def findings(summary: Facts) -> Rows:
     """Each symptom that shows: figures of the first run that shows it, the others named."""
-    everyone, found = cases_of(summary), []
+    everyone = cases_of(summary)
+    found: Rows = []
     classes = [case for name in summary["runs"][0].get("classes") or () for case in cases_of(
         summary, name)]
     judged = sorted(classes, key=lambda case: case.number) or everyone
     for rule in FINDINGS:
         shown = [(case, text) for case in (everyone if rule.engine else judged)
-                 for text in [rule.evidence(case)] if text]
-        if shown:
+                 if rule.engine or case.missed for text in [rule.evidence(case)] if text]
+        if shown and all(other["name"] != rule.name for other in found):
             first, text = shown[0]
             also = ", ".join(case.label for case, _ in shown[1:])
             found.append({"name": rule.name, "symptom": rule.symptom, "run": first.number,

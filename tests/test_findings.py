@@ -176,6 +176,75 @@ class OnPurpose(unittest.TestCase):
         self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
 
 
+OVERLOADED = loadgen.Profile(
+    weights_s=0.005, sequence_s=0.0005, prefill_s_per_token=1e-5, max_num_batched_tokens=2048,
+    max_num_seqs=40)
+TIGHT = loadgen.Slo(0.4, 0.02, None, 0.99)
+
+
+class Queues(unittest.TestCase):
+    def test_a_queue_is_found_though_tpot_misses_too(self) -> None:
+        summary = summary_of(OVERLOADED, Shape([0.5, 40], "300", "100", 400), TIGHT)
+        self.assertEqual(names(summary), ["queueing", "cpu_bound"])
+        first = summary["findings"][0]
+        self.assertIn("TPOT is high too", first["symptom"])
+        self.assertNotIn("--max-num-seqs", first["vllm"])
+
+    def test_a_queue_of_slow_prefills_is_found_beside_them(self) -> None:
+        slow, slo = profile("slow_prefill"), loadgen.Slo(0.08, 0.01, None, 0.99)
+        summary = summary_of(slow, Shape([1, 15], "uniform:50..900", "20", 200), slo)
+        self.assertEqual(names(summary)[:2], ["queueing", "slow_prefill"])
+
+    def test_more_seats_are_advised_only_where_seats_are_the_limit(self) -> None:
+        shape, slo, _ = SYMPTOMS["queueing"]
+        (found,) = summary_of(profile("queueing"), shape, slo)["findings"]
+        self.assertIn("8 ran whenever any waited", found["evidence"])
+        self.assertIn("--max-num-seqs", found["vllm"])
+        (found,) = summary_of(profile("queueing"), shape, slo, metrics=False)["findings"]
+        self.assertNotIn("--max-num-seqs", found["vllm"])
+        pool = profile("queueing")._replace(max_num_seqs=64, num_blocks=40)  # for three
+        (found,) = summary_of(pool, Shape([80], "200", "8", 500), SLO)["findings"]
+        self.assertEqual(found["name"], "queueing")
+        self.assertIn("3 ran at most", found["evidence"])
+        self.assertNotIn("--max-num-seqs", found["vllm"])
+
+    def test_a_pool_that_is_exhausted_is_not_said_to_have_room(self) -> None:
+        shape, _, _ = SYMPTOMS["preemptions"]
+        for rate in (30, 60):
+            summary = summary_of(profile("preemptions"), shape._replace(rates=[rate]), SLO)
+            self.assertEqual(names(summary), ["queueing", "preemptions"])
+            self.assertNotIn("--max-num-seqs", summary["findings"][0]["vllm"])
+            self.assertNotIn("room for more", summary["findings"][0]["evidence"])
+
+    def test_where_the_engine_says_that_nothing_waits_there_is_no_queue(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60]), SLO)
+        server = summary["runs"][0]["server"]
+        self.assertEqual(summary["runs"][0]["verdict"], "UNSTABLE")
+        server["queue_depth"] = {"mean": 0.0, "max": 0.0}
+        self.assertEqual(loadgen.findings(summary), [])
+        server["samples"] = 1  # too few to say
+        self.assertEqual(names({"findings": loadgen.findings(summary)}), ["queueing"])
+
+    def test_one_name_is_found_once(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([50, 60]), SLO._replace(tpot_s=0.006))
+        self.assertEqual(names(summary).count("queueing"), 1)
+
+
+class Met(unittest.TestCase):
+    def test_a_pause_is_no_finding_where_the_slo_is_met(self) -> None:
+        shape, _, _ = SYMPTOMS["prefill_stalls"]
+        summary = summary_of(profile("prefill_stalls"), shape, loadgen.Slo(0.3, 0.05, None, 0.9))
+        self.assertEqual(names(summary), [])
+
+    def test_a_late_p99_is_no_finding_where_fewer_are_asked_to_be_in_time(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([43]), SLO)
+        self.assertEqual(names(summary), ["queueing"])
+        share = summary["runs"][0]["attainment"]
+        self.assertGreater(share, 0.0)
+        summary["slo"]["attainment"] = share
+        self.assertEqual(loadgen.findings(summary), [])
+
+
 class Classes(unittest.TestCase):
     """Classes of --mix, each with its own SLO."""
 
