@@ -4631,10 +4631,12 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) 
     summary["client"] = client_summary(outcome)
     worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
     summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
-    summary["server"], summary["signs"] = server_summary(outcome), signs(good, good, summary)
+    summary["server"] = server_summary(outcome)
+    summary["signs"] = signs(good, good, summary, slo.attainment)
     summary["repeated_tokens"] = repeated(everything, plan)
     for name, part in (summary["classes"] or {}).items():
-        part["signs"] = signs([r for r in good if r.mix_class == name], good, {**summary, **part})
+        part["signs"] = signs([r for r in good if r.mix_class == name], good,
+                              {**summary, **part}, slo.attainment)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [*warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
@@ -5562,12 +5564,13 @@ CORE_FULL = 0.9  # of a core used by the API server: one Python process can hard
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
 
-def signs(mine: Records, good: Records, summary: Facts) -> Dict[str, Any]:
+def signs(mine: Records, good: Records, summary: Facts, share: float) -> Dict[str, Any]:
     """What findings need to know of single requests, and no other key tells. Seconds, tokens.
 
     mine: those of a class among all the good ones, or all; the line of TTFTs is of all.
     base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
-    floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
+    floor_s is that of a long prompt: shorter ones are the share that must meet the SLO.
+    excess_p99_s is how far TTFTs go past the line.
     spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
     in another request's prefill; None where the 99th percentile of the gaps is none.
     """
@@ -5583,7 +5586,7 @@ def signs(mine: Records, good: Records, summary: Facts) -> Dict[str, Any]:
     if len(rows) < 8:
         return {"ttft": None, "spikes": None}
     base_s, slope = alone([(n, took_s) for n, took_s, _ in every[::-(-len(every) // 1000)]])
-    per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
+    per_token, long = slope or 0.0, rows[math.ceil(share * len(rows)) - 1][0]
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
     if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
@@ -5805,17 +5808,19 @@ def prefill_stalls(c: Case) -> str:
 
 
 def slow_prefill(c: Case) -> str:
-    """A long prompt breaks the TTFT SLO though it waits for nobody."""
-    alone, limit = c.run["signs"]["ttft"], c.slo["ttft_s"]
-    if not (c.low and alone and limit and alone["floor_s"] > limit):
+    """A long prompt's own prefill is late at low load, or most of what is late without a queue."""
+    own, limit, ttft = c.run["signs"]["ttft"], c.slo["ttft_s"], c.p("ttft_s")
+    if not (own and limit and ttft and ttft > limit) or not (
+            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)):
         return ""
-    per_token, ours = alone["s_per_token"], c.server("client_ttft_s")
-    if per_token is not None and per_token * alone["long_tokens"] < alone["floor_s"] / 2:
-        return ""  # most of it does not depend on the length
+    per_token, ours = own["s_per_token"], c.server("client_ttft_s")
+    if not c.low if per_token is None else per_token * own["long_tokens"] < own["floor_s"] / 2:
+        return ""  # it cannot be told from the batch, or most of it does not depend on the length
     if (c.server("beyond_engine_s") or 0) > (ours or math.inf) / 2:
         return ""  # it is not spent in the engine
-    return (f"a prompt of {count(alone['long_tokens'])} tokens takes "
-            f"{of_slo(alone['floor_s'], limit)} alone, {figure(c.run['in_flight_mean'])} in flight"
+    return (f"TTFT p99 {of_slo(ttft, limit)} at {figure(c.run['in_flight_mean'])} in flight, "
+            f"where a prompt of {count(own['long_tokens'])} tokens takes {in_ms(own['floor_s'])} "
+            "ms alone"
             + (f"; {figure(per_token / US)} us a prompt token" if per_token is not None else
                "; prompts have one length, so a delay before the engine would look the same"
                if c.server("beyond_engine_s") is None else ""))
@@ -5969,22 +5974,22 @@ FINDINGS = (  # of those with one name the first that shows is given
 
 
 def cases_of(summary: Facts, name: str = "") -> List[Case]:
-    """The runs that can be trusted, as all requests saw them or those of one class of --mix."""
+    """The runs that can be trusted, as all requests saw them or one class of --mix, by load."""
     seen = [{**run, **run["classes"][name]} if name else run for run in summary["runs"]]
     slo = {**summary["slo"], **(seen[0]["slo"] if name else {})}
-    sound = [n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
-             and run["completed"] and run["in_flight_mean"]]
-    by_load = sorted((seen[n] for n in sound), key=lambda run: run["in_flight_mean"])
-    return [Case(n, seen[n], by_load, slo, name) for n in sound]
+    sound = sorted((n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
+                    and run["completed"] and run["in_flight_mean"]),
+                   key=lambda n: seen[n]["in_flight_mean"])
+    return [Case(n, seen[n], [seen[i] for i in sound], slo, name) for n in sound]
 
 
 def findings(summary: Facts) -> Rows:
-    """Each symptom that shows: figures of the first run that shows it, the others named."""
+    """Each symptom that shows: figures of the least load that shows it, the others named."""
     everyone = cases_of(summary)
     found: Rows = []
     classes = [case for name in summary["runs"][0].get("classes") or () for case in cases_of(
         summary, name)]
-    judged = sorted(classes, key=lambda case: case.number) or everyone
+    judged = sorted(classes, key=lambda case: case.run["in_flight_mean"]) or everyone
     for rule in FINDINGS:
         shown = [(case, text) for case in (everyone if rule.engine else judged)
                  if rule.engine or case.missed for text in [rule.evidence(case)] if text]

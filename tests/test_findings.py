@@ -230,6 +230,37 @@ class Queues(unittest.TestCase):
         self.assertEqual(names(summary).count("queueing"), 1)
 
 
+class LongPrompts(unittest.TestCase):
+    SLOW = loadgen.Profile(weights_s=0.01, prefill_s_per_token=8e-5, sequence_s=5e-5)
+    SHAPE = Shape([0.05], "lognormal:mean=2000,cv=0.5", "100", 600)
+
+    def test_the_longest_of_those_that_must_be_in_time_are_judged(self) -> None:
+        slo = loadgen.Slo(0.7, 0.05, None, 0.99)  # which 2.8% of the prompts miss
+        (found,) = summary_of(self.SLOW, self.SHAPE, slo)["findings"]
+        self.assertEqual(found["name"], "slow_prefill")
+        self.assertEqual(names(summary_of(self.SLOW, self.SHAPE, slo._replace(attainment=0.95))),
+                         [])
+
+    def test_a_prefill_that_leaves_no_room_for_another_is_slow_at_any_load(self) -> None:
+        slo = loadgen.Slo(0.95, 0.05, None, 0.99)  # alone the long ones take 0.9
+        for rates in ([0.3], [0.05, 0.3]):
+            summary = summary_of(self.SLOW, self.SHAPE._replace(rates=rates), slo)
+            self.assertEqual(names(summary), ["slow_prefill"])
+
+    def test_prompts_of_one_length_show_nothing_of_prefill_beside_a_batch(self) -> None:
+        slo = loadgen.Slo(0.2, 0.05, None, 0.99)
+        summary = summary_of(self.SLOW, self.SHAPE._replace(n_in="2000", number=100), slo)
+        self.assertEqual(names(summary), ["slow_prefill"])
+        summary["runs"][0]["in_flight_mean"] = 5.0
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_the_least_load_that_shows_a_symptom_is_given_first(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60, 50, 2]), SLO)
+        (found,) = summary["findings"]
+        self.assertEqual(found["run"], 1)
+        self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
+
+
 class Met(unittest.TestCase):
     def test_a_pause_is_no_finding_where_the_slo_is_met(self) -> None:
         shape, _, _ = SYMPTOMS["prefill_stalls"]
