@@ -5682,6 +5682,7 @@ class Case(NamedTuple):
     runs: Sequence[Facts]  # that can be trusted, by how much was in flight
     slo: Facts  # the class's own
     name: str = ""  # the class's
+    weights_s: Optional[float] = None  # of a step, by the deployment file
 
     @property
     def label(self) -> str:
@@ -5826,14 +5827,36 @@ def slow_prefill(c: Case) -> str:
                if c.server("beyond_engine_s") is None else ""))
 
 
+def one_token_s(runs: Sequence[Facts]) -> Optional[float]:
+    """How long a token takes a stream alone [s], by the line through two loads; None of one batch.
+
+    By Little's law the batch is what is in flight less the share of its time that is TTFT.
+    """
+    points = [(run["in_flight_mean"] * (1 - run["ttft_s"]["successes"]["mean"]
+                                        / run["e2e_s"]["successes"]["mean"]),
+               run["tpot_s"]["successes"]["p50"]) for run in runs
+              if run["tpot_s"]["successes"]["p50"]]
+    least = points[0] if points else (0.0, 0.0)
+    batch, token_s = next((p for p in points if p[0] >= 2 * least[0]), least)
+    if not batch > least[0]:
+        return None
+    slope = max(0.0, (token_s - least[1]) / (batch - least[0]))
+    return float(least[1] - slope * max(0.0, least[0] - 1))
+
+
 def bandwidth(c: Case) -> str:
-    """The typical stream breaks the TPOT SLO with hardly anything beside it."""
+    """The typical stream breaks the TPOT SLO with hardly anything beside it, or would alone."""
     tpot, limit = c.p("tpot_s", "p50"), c.slo["tpot_s"]
-    if not (c.low and tpot and limit and tpot > limit):
+    alone_s = None if c.low or c.run is not c.runs[0] else one_token_s(c.runs)
+    if not (tpot and limit and tpot > limit and (c.low or (alone_s or 0.0) > limit)):
         return ""
     drafts = c.server("spec_acceptance")
     return (f"TPOT p50 {of_slo(tpot, limit)} at {figure(c.run['in_flight_mean'])} in flight"
-            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else ""))
+            + (f", so {in_ms(alone_s)} ms alone by how it grows with the load" if alone_s else "")
+            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else "")
+            + (f"; the deployment has {in_ms(c.weights_s)} ms for reading weights, so "
+               + ("most of it is that" if c.weights_s > (alone_s or tpot) / 2 else
+                  "most of it is a fixed cost") if c.weights_s else ""))
 
 
 def growth(c: Case) -> Tuple[str, bool]:
@@ -5941,11 +5964,14 @@ FINDINGS = (  # of those with one name the first that shows is given
             "--disable-radix-cache",
             "prefill_tokens * prefill_s_per_token, in its own steps"),
     Finding("bandwidth", "TPOT high at low load", bandwidth,
-            "memory bandwidth per GPU: every step reads all weights",
+            "memory bandwidth per GPU, every step reads all weights; or a fixed cost a step: "
+            "launches, scheduler, communication. Latency alone cannot tell; how long reading the "
+            "weights takes (capacity.py) does",
             "raise --tensor-parallel-size; --quantization fp8 or awq; --speculative-config; H200 "
-            "or B200",
-            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200",
-            "weights_s"),
+            "or B200; for a fixed cost --async-scheduling, no --enforce-eager, NVLink",
+            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200; "
+            "for a fixed cost no --disable-overlap-schedule, no --disable-cuda-graph, NVLink",
+            "weights_s, or overhead_s"),
     Finding("degrades", "TPOT degrades steadily with load", degrades,
             "the batch grows, KV reads dominate",
             "cap --max-num-seqs; --kv-cache-dtype fp8; or accept the curve",
@@ -5969,7 +5995,7 @@ FINDINGS = (  # of those with one name the first that shows is given
             cpu_bound, "CPU: scheduler, detokenisation, the API server; or the client",
             "--async-scheduling; raise --api-server-count; check the client",
             "raise --tokenizer-worker-num; no --disable-overlap-schedule; check the client",
-            "overhead_s, sequences * sequence_s"),
+            "sequences * sequence_s"),
 )
 
 
@@ -5980,7 +6006,9 @@ def cases_of(summary: Facts, name: str = "") -> List[Case]:
     sound = sorted((n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
                     and run["completed"] and run["in_flight_mean"]),
                    key=lambda n: seen[n]["in_flight_mean"])
-    return [Case(n, seen[n], [seen[i] for i in sound], slo, name) for n in sound]
+    told = dig(summary, "step_time", "weights_s")
+    weights_s = told if type(told) in (int, float) and told > 0 else None
+    return [Case(n, seen[n], [seen[i] for i in sound], slo, name, weights_s) for n in sound]
 
 
 def findings(summary: Facts) -> Rows:
@@ -8869,6 +8897,7 @@ def merge(args: Any) -> Dict[str, Any]:
             "plan": {**base["plan"], "shard": None}, "target": base["target"],
             "slo": slo_statement(slo), "environment": base["environment"],
             "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
+            "step_time": base.get("step_time"),
             "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
                                             for key in ("requests", "failed")}},
             "shards": {"of": of, "joined": sorted(parts),
@@ -9581,7 +9610,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         "plan": {}, "target": {**target_statement(running.target), **({"url": None} if simulated
                                                                       else {})},
         "slo": slo_statement(slo), "environment": environment(), "warmup": warm,
-        "simulated": simulated, "metrics": metrics, "runs": []}
+        "simulated": simulated, "metrics": metrics, "runs": [],
+        "step_time": dig(args.deployed, "step_time")}
     if args.deployed:
         save(folder, "deploy.json", args.deployed)
     plans: List[Plan] = []

@@ -261,6 +261,38 @@ class LongPrompts(unittest.TestCase):
         self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
 
 
+class Tokens(unittest.TestCase):
+    """What makes a token slow."""
+
+    FIXED = loadgen.Profile(weights_s=0.012, overhead_s=0.03)
+    SLO = loadgen.Slo(1.0, 0.03, None, 0.99)
+
+    def test_a_fixed_cost_is_not_said_to_be_reading_weights(self) -> None:
+        summary = summary_of(self.FIXED, Shape([0.2]), self.SLO)
+        (found,) = summary["findings"]
+        self.assertEqual((found["name"], found["term"]), ("bandwidth", "weights_s, or overhead_s"))
+        self.assertIn("Latency alone cannot tell", found["cause"])
+        self.assertNotIn("deployment", found["evidence"])
+        summary["step_time"] = {"weights_s": 0.012}
+        self.assertIn("12.0 ms for reading weights, so most of it is a fixed cost",
+                      loadgen.findings(summary)[0]["evidence"])
+
+    def test_the_deployment_says_where_reading_weights_is_the_most_of_it(self) -> None:
+        summary = summary_of(profile("bandwidth"), *SYMPTOMS["bandwidth"][:2])
+        summary["step_time"] = {"weights_s": 0.029}
+        self.assertIn("so most of it is that", loadgen.findings(summary)[0]["evidence"])
+
+    def test_two_loads_tell_what_a_stream_alone_would_take(self) -> None:
+        (found,) = summary_of(self.FIXED, Shape([0.5, 4], n_out="100"), self.SLO)["findings"]
+        self.assertEqual((found["name"], found["run"]), ("bandwidth", 0))
+        self.assertIn("in flight, so 42.", found["evidence"])
+
+    def test_a_step_that_a_batch_makes_long_is_not_high_at_low_load(self) -> None:
+        for kind in (loadgen.Profile(weights_s=0.01, sequence_s=0.002), OVERLOADED):
+            summary = summary_of(kind, Shape([10, 40], n_out="100"), TIGHT)
+            self.assertNotIn("bandwidth", names(summary))
+
+
 class Met(unittest.TestCase):
     def test_a_pause_is_no_finding_where_the_slo_is_met(self) -> None:
         shape, _, _ = SYMPTOMS["prefill_stalls"]
