@@ -4633,6 +4633,7 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) 
     summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
     summary["server"] = server_summary(outcome)
     summary["signs"] = signs(good, good, summary, slo.attainment)
+    summary["context_share"] = context_share(good, summary["signs"]["ttft"])
     summary["repeated_tokens"] = repeated(everything, plan)
     for name, part in (summary["classes"] or {}).items():
         part["signs"] = signs([r for r in good if r.mix_class == name], good,
@@ -5558,7 +5559,8 @@ GROWN = 2.0  # the time of a token over low load's: the batch then costs as much
 GROWN_PAST_SLO = 1.25  # the same where the TPOT SLO is missed that low load meets
 PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs
 HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens: two of the largest usual blocks
-KV_SMALL = 0.2  # of the pool: KV of less is read far faster than the weights
+GAPS_SEEN = 1000  # of a run, to tell what goes with the context: more say hardly more
+KV_SMALL = 0.2  # of the pool: KV of less is read faster than the weights, where no gaps tell
 BATCH_SMALL = 128  # far from the ridge of current GPUs, near 300: such a batch is not compute-bound
 CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
@@ -5590,9 +5592,7 @@ def signs(mine: Records, good: Records, summary: Facts, share: float) -> Dict[st
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
     if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
-        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1))
-                                        / NS), r.first_ns) for r in good if r.first_ns is not None]
-        spikes = spikes_in(mine, round(SPIKE * itl["p50"] / NS), prefills)
+        spikes = spikes_in(mine, round(SPIKE * itl["p50"] / NS), prefills(good, base_s, per_token))
     return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
                      "floor_s": base_s + per_token * long,
                      "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
@@ -5647,21 +5647,85 @@ def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
     return base_s, slope
 
 
-def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
-    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+def prefills(good: Records, base_s: float, s_per_token: float) -> List[Tuple[int, int]]:
+    """When each request's prompt was computed [ns], by the line of TTFTs."""
+    return [(r.first_ns - round((base_s + s_per_token * (r.n_in or r.n_in_planned or 1)) / NS),
+             r.first_ns) for r in good if r.first_ns is not None]
 
-    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
-    taken off each end, so that the next gap does not count.
-    """
+
+def covered(spans: Iterable[Tuple[int, int]]) -> Tuple[List[int], List[int]]:
+    """(starts, stops) of what spans of time cover, in order."""
     starts: List[int] = []
     stops: List[int] = []
-    for start, stop in sorted(prefills):
-        stop -= min(round(MS / NS), (stop - start) // 4)
+    for start, stop in sorted(spans):
         if stops and start <= stops[-1]:
             stops[-1] = max(stops[-1], stop)
         else:
             starts.append(start)
             stops.append(stop)
+    return starts, stops
+
+
+def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, float]]:
+    """{share, error}: what part of what a sequence adds to a step goes with its context.
+
+    Least squares of gaps beside no prefill on how many decode (d) and on how many tokens these hold
+    (h): the part of h that d does not explain tells its cost a token, since requests come and go.
+    error: the standard one. None where no load or context differs.
+    """
+    if line is None:
+        return None
+    starts, stops = covered(prefills(good, line["base_s"], line["s_per_token"] or 0.0))
+    stride = max(1, sum(r.events for r in good) // (4 * GAPS_SEEN))
+    quiet = []
+    for n, r in enumerate(good):
+        for i in range(n % stride, len(r.event_ns) - 1, stride):
+            a, b = r.event_ns[i:i + 2]
+            at = bisect.bisect_right(stops, a)
+            if at == len(starts) or starts[at] >= b:
+                quiet.append((a, (b - a) * NS))
+    quiet = sorted(quiet[::-(-len(quiet) // GAPS_SEEN) or 1])
+    times = [at_ns for at_ns, _ in quiet]
+    decode, held = [0.0] * len(times), [0.0] * len(times)
+    for r in good:
+        stamps, n_in = r.event_ns, r.n_in or r.n_in_planned or 0
+        if stamps:
+            for k in range(bisect.bisect_left(times, stamps[0]),
+                           bisect.bisect_left(times, stamps[-1])):
+                decode[k] += 1
+                held[k] += n_in + bisect.bisect_right(stamps, times[k])
+
+    def centred(values: Sequence[float]) -> List[float]:
+        mean = sum(values) / len(values)
+        return [v - mean for v in values]
+
+    def dot(a: Iterable[float], b: Iterable[float]) -> float:
+        return math.fsum(map(operator.mul, a, b))
+
+    if len(times) < 30:
+        return None
+    d, h, y = centred(decode), centred(held), centred([gap_s for _, gap_s in quiet])
+    if not dot(d, d):
+        return None
+    per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
+    rest = [b - per_d * a for a, b in zip(d, h)]
+    if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
+        return None
+    late = [b - s_per_d * a for a, b in zip(d, y)]
+    s_per_token = dot(rest, late) / dot(rest, rest)
+    left = [b - s_per_token * a for a, b in zip(rest, late)]
+    error = math.sqrt(dot(left, left) / (len(times) - 3) / dot(rest, rest))
+    return {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+
+
+def spikes_in(good: Records, limit_ns: int, spans: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
+    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+
+    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
+    taken off each end, so that the next gap does not count.
+    """
+    starts, stops = covered((start, stop - min(round(MS / NS), (stop - start) // 4))
+                            for start, stop in spans)
     seen, hit = [0, 0], [0, 0]
     for r in good:
         for i, (a, b) in enumerate(zip(r.event_ns, itertools.islice(r.event_ns, 1, None))):
@@ -5876,13 +5940,20 @@ def growth(c: Case) -> Tuple[str, bool]:
     kv, batch = c.server("kv_usage", "max"), c.server("running", "max")
     most = c._replace(run=c.runs[-1])  # what grows is the same in all of them
     most_kv, most_batch = most.server("kv_usage", "max"), most.server("running", "max")
-    small = most_kv is not None and most_kv < KV_SMALL and (most_batch or 0) < BATCH_SMALL
+    error, share = min(((told["error"], told["share"]) for told in (
+        run["context_share"] for run in c.runs) if told), default=(math.inf, 0.5))
+    sure = abs(share - 0.5) > 3 * error
+    small = share < 0.5 if sure else most_kv is not None and most_kv < KV_SMALL
+    small = small and most_batch is not None and most_batch < BATCH_SMALL
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
             + (f"; KV use {kv:.0%} at most" if kv is not None else
                "; KV use is not known, so work for each sequence would look the same")
-            + (f", {batch:.0f} running" if batch is not None else "")), not small
+            + (f", {batch:.0f} running" if batch is not None else "")
+            + (f"; {min(1.0, max(0.0, share)):.0%} of what a sequence adds to a step goes with its "
+               "context" if sure else "; so little KV can hardly slow a step so much" if small else
+               "")), not small
 
 
 def degrades(c: Case) -> str:
@@ -5921,7 +5992,7 @@ def cpu_bound(c: Case) -> str:
     if harmed and (cpu or 0) >= CORE_FULL:
         return f"the API server's process used {cpu:.0%} of a core"
     text, by_kv = growth(c)
-    return "" if by_kv or not text else f"{text}: so little KV cannot slow a step so much"
+    return "" if by_kv else text
 
 
 class Finding(NamedTuple):
@@ -5973,7 +6044,7 @@ FINDINGS = (  # of those with one name the first that shows is given
             "for a fixed cost no --disable-overlap-schedule, no --disable-cuda-graph, NVLink",
             "weights_s, or overhead_s"),
     Finding("degrades", "TPOT degrades steadily with load", degrades,
-            "the batch grows, KV reads dominate",
+            "the batch grows, KV reads dominate; of hundreds of sequences compute may",
             "cap --max-num-seqs; --kv-cache-dtype fp8; or accept the curve",
             "cap --max-running-requests; --kv-cache-dtype fp8_e4m3; or accept the curve",
             "kv_s_per_token * sum(context)"),

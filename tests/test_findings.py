@@ -293,6 +293,46 @@ class Tokens(unittest.TestCase):
             self.assertNotIn("bandwidth", names(summary))
 
 
+class Growth(unittest.TestCase):
+    """Whether KV reads or work for each sequence make a token slower as the load rises."""
+
+    SLO = loadgen.Slo(1.0, 0.025, None, 0.99)
+
+    def test_kv_reads_are_told_from_work_for_each_sequence_though_the_pool_is_large(self) -> None:
+        shape = Shape([0.5, 4], "500", "100")
+        for kind, name, share in (
+                (loadgen.Profile(kv_s_per_token=2e-6), "degrades", "92%"),
+                (loadgen.Profile(kv_s_per_token=1e-6, sequence_s=5e-4), "degrades", "53%"),
+                (loadgen.Profile(sequence_s=1.1e-3), "cpu_bound", "0%"),
+                (loadgen.Profile(sequence_s=1.1e-3, num_blocks=1100), "cpu_bound", "0%")):
+            with self.subTest(kind=kind):
+                (found,) = summary_of(kind, shape, self.SLO)["findings"]
+                self.assertEqual(found["name"], name)
+                self.assertIn(f"{share} of what a sequence adds to a step goes with its context",
+                              found["evidence"])
+
+    def test_where_no_gaps_tell_little_kv_is_not_blamed(self) -> None:
+        shape, slo, _ = SYMPTOMS["cpu_bound"]
+        summary = summary_of(profile("cpu_bound"), shape, slo)
+        for run in summary["runs"]:
+            run["context_share"] = {"share": 0.9, "error": 0.2}
+        (found,) = loadgen.findings(summary)
+        self.assertEqual(found["name"], "cpu_bound")
+        self.assertIn("so little KV can hardly slow a step so much", found["evidence"])
+
+    def test_the_share_of_the_context_is_that_of_the_profile(self) -> None:
+        run = summary_of(loadgen.Profile(kv_s_per_token=1e-6, sequence_s=2e-4), Shape(
+            [2], "uniform:100..1000", "60"), NO_SLO)["runs"][0]
+        mean = 550 + 30
+        self.assertAlmostEqual(run["context_share"]["share"], mean / (mean + 200), delta=0.1)
+        self.assertLess(run["context_share"]["error"], 0.05)
+
+    def test_a_constant_batch_tells_nothing_of_the_context(self) -> None:
+        self.assertIsNone(loadgen.context_share([], None))
+        summary = summary_of(loadgen.MOCK, Shape([0.01], number=20), NO_SLO)  # one at a time
+        self.assertIsNone(summary["runs"][0]["context_share"])
+
+
 class Met(unittest.TestCase):
     def test_a_pause_is_no_finding_where_the_slo_is_met(self) -> None:
         shape, _, _ = SYMPTOMS["prefill_stalls"]
