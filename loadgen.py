@@ -4728,7 +4728,13 @@ def summarise(outcome: Outcome, slo: Slo, token_ids: bool, unique: bool = True) 
     summary["client"] = client_summary(outcome)
     worst = collections.Counter((r.cls, r.error) for r in records if not r.ok).most_common(10)
     summary["errors"] = [{"class": kind, "error": text, "count": n} for (kind, text), n in worst]
-    summary["server"], summary["signs"] = server_summary(outcome), signs(good, summary)
+    summary["server"] = server_summary(outcome)
+    summary["signs"] = signs(good, good, summary, slo.attainment)
+    summary["context_share"] = context_share(good, summary["signs"]["ttft"])
+    summary["repeated_tokens"] = repeated(everything, plan)
+    for name, part in (summary["classes"] or {}).items():
+        part["signs"] = signs([r for r in good if r.mix_class == name], good,
+                              {**summary, **part}, slo.attainment)
     summary["verdict"], summary["reasons"] = verdict(summary, records, outcome)
     summary["warnings"] = [*warnings_of(summary, good, plan, unique), *outcome.warnings]
     return summary
@@ -5695,6 +5701,9 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
 
 LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts weigh little
 QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
+LONG_WAIT = 0.5  # TTFT over the time of the answer after it, medians: where both are too long
+PLATEAU = 0.8  # of the most that ran, on average while any waited: of a few seats one is often free
+POOL_FULL = 0.8  # of the KV pool, with one more request: that one may have to wait for blocks
 DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
@@ -5704,38 +5713,67 @@ GROWN = 2.0  # the time of a token over low load's: the batch then costs as much
 GROWN_PAST_SLO = 1.25  # the same where the TPOT SLO is missed that low load meets
 PREEMPTED = 0.01  # of the requests, at least: from there on p99 is theirs
 HITS_LOW, PREFIX_LEAST = 0.5, 256  # of what prompts share; tokens: two of the largest usual blocks
-KV_SMALL = 0.2  # of the pool: KV of less is read far faster than the weights
+GAPS_SEEN = 1000  # of a run, to tell what goes with the context: more say hardly more
+KV_SMALL = 0.2  # of the pool: KV of less is read faster than the weights, where no gaps tell
 BATCH_SMALL = 128  # far from the ridge of current GPUs, near 300: such a batch is not compute-bound
 CORE_FULL = 0.9  # of a core used by the API server: one Python process can hardly use more
 MARGIN = 0.5  # p99s under half of their limits: the SLO is met with margin
 
 
-def signs(good: Records, summary: Facts) -> Dict[str, Any]:
+def signs(mine: Records, good: Records, summary: Facts, share: float) -> Dict[str, Any]:
     """What findings need to know of single requests, and no other key tells. Seconds, tokens.
 
+    mine: those of a class among all the good ones, or all; the line of TTFTs is of all.
     base_s + s_per_token * tokens is the TTFT of a prompt that waits for nobody (alone()).
-    floor_s is that of a long prompt (95th percentile), excess_p99_s how far TTFT goes past it.
+    floor_s is that of a long prompt: shorter ones are the share that must meet the SLO.
+    excess_p99_s is how far TTFTs go past the line.
     spikes: gaps over SPIKE times the median, and the share of them, and of the others, that fall
     in another request's prefill; None where the 99th percentile of the gaps is none.
     """
     capped = summary["concurrency"] is not None
-    rows = sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
-                   (r.first_ns - r.sent_ns) * NS,
-                   (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
-                  for r in good if r.first_ns is not None and r.sent_ns is not None)
+
+    def first_tokens(records: Records) -> List[Tuple[int, float, float]]:
+        return sorted((max(1, (r.n_in or r.n_in_planned or 1) - (r.cached_tokens or 0)),
+                       (r.first_ns - r.sent_ns) * NS,
+                       (r.first_ns - (r.sent_ns if capped else r.due_ns)) * NS)
+                      for r in records if r.first_ns is not None and r.sent_ns is not None)
+
+    rows, every = first_tokens(mine), first_tokens(good)
     if len(rows) < 8:
         return {"ttft": None, "spikes": None}
-    base_s, slope = alone([(n, took_s) for n, took_s, _ in rows[::-(-len(rows) // 1000)]])
-    per_token, long = slope or 0.0, rows[math.ceil(0.95 * len(rows)) - 1][0]
+    base_s, slope = alone([(n, took_s) for n, took_s, _ in every[::-(-len(every) // 1000)]])
+    per_token, long = slope or 0.0, rows[math.ceil(share * len(rows)) - 1][0]
     past = sorted(max(0.0, from_s - base_s - per_token * n) for n, _, from_s in rows)
     itl, spikes = summary["itl_s"], None
     if itl["p99"] and itl["p99"] > SPIKE * itl["p50"]:
-        prefills = [(r.first_ns - round((base_s + per_token * (r.n_in or r.n_in_planned or 1))
-                                        / NS), r.first_ns) for r in good if r.first_ns is not None]
-        spikes = spikes_in(good, round(SPIKE * itl["p50"] / NS), prefills)
+        spikes = spikes_in(mine, round(SPIKE * itl["p50"] / NS), prefills(good, base_s, per_token))
     return {"ttft": {"base_s": base_s, "s_per_token": slope, "long_tokens": long,
                      "floor_s": base_s + per_token * long,
                      "excess_p99_s": percentile(past, 0.99)}, "spikes": spikes}
+
+
+def repeated(everything: Records, plan: Plan) -> Dict[str, Optional[float]]:
+    """{mean, of_repeaters}: prompt tokens that began an earlier prompt of the run or its answer.
+
+    of_repeaters: the mean over the requests with any. What a prefix cache without limit would hold
+    as each measured request comes; the first of a group or a session finds nothing.
+    """
+    work, tokens = plan.work, []
+    groups: Dict[str, int] = collections.defaultdict(int)  # requests of a class so far
+    held: Dict[int, int] = {}  # tokens of a session so far
+    for r in everything:
+        n_in = r.n_in or r.n_in_planned or 0
+        if work.trace:
+            own = n_in * (work.trace.about.get("shared_share") or 0.0)
+        elif r.session >= 0:
+            own, held[r.session] = held.get(r.session, 0), n_in + (r.n_out or 0)
+        else:
+            of = next((c.work for c in work.classes if c.name == r.mix_class), work)
+            own = of.shared_prefix if groups[r.mix_class] >= of.prefix_groups else 0
+            groups[r.mix_class] += 1
+        if r.ok and r.measured:
+            tokens.append(min(own, n_in))
+    return {"mean": mean_of(tokens), "of_repeaters": mean_of([n for n in tokens if n])}
 
 
 def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
@@ -5763,21 +5801,85 @@ def alone(rows: Sequence[Tuple[int, float]]) -> Tuple[float, Optional[float]]:
     return base_s, slope
 
 
-def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
-    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+def prefills(good: Records, base_s: float, s_per_token: float) -> List[Tuple[int, int]]:
+    """When each request's prompt was computed [ns], by the line of TTFTs."""
+    return [(r.first_ns - round((base_s + s_per_token * (r.n_in or r.n_in_planned or 1)) / NS),
+             r.first_ns) for r in good if r.first_ns is not None]
 
-    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
-    taken off each end, so that the next gap does not count.
-    """
+
+def covered(spans: Iterable[Tuple[int, int]]) -> Tuple[List[int], List[int]]:
+    """(starts, stops) of what spans of time cover, in order."""
     starts: List[int] = []
     stops: List[int] = []
-    for start, stop in sorted(prefills):
-        stop -= min(round(MS / NS), (stop - start) // 4)
+    for start, stop in sorted(spans):
         if stops and start <= stops[-1]:
             stops[-1] = max(stops[-1], stop)
         else:
             starts.append(start)
             stops.append(stop)
+    return starts, stops
+
+
+def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, float]]:
+    """{share, error}: what part of what a sequence adds to a step goes with its context.
+
+    Least squares of gaps beside no prefill on how many decode (d) and on how many tokens these hold
+    (h): the part of h that d does not explain tells its cost a token, since requests come and go.
+    error: the standard one. None where no load or context differs.
+    """
+    if line is None:
+        return None
+    starts, stops = covered(prefills(good, line["base_s"], line["s_per_token"] or 0.0))
+    stride = max(1, sum(r.events for r in good) // (4 * GAPS_SEEN))
+    quiet = []
+    for n, r in enumerate(good):
+        for i in range(n % stride, len(r.event_ns) - 1, stride):
+            a, b = r.event_ns[i:i + 2]
+            at = bisect.bisect_right(stops, a)
+            if at == len(starts) or starts[at] >= b:
+                quiet.append((a, (b - a) * NS))
+    quiet = sorted(quiet[::-(-len(quiet) // GAPS_SEEN) or 1])
+    times = [at_ns for at_ns, _ in quiet]
+    decode, held = [0.0] * len(times), [0.0] * len(times)
+    for r in good:
+        stamps, n_in = r.event_ns, r.n_in or r.n_in_planned or 0
+        if stamps:
+            for k in range(bisect.bisect_left(times, stamps[0]),
+                           bisect.bisect_left(times, stamps[-1])):
+                decode[k] += 1
+                held[k] += n_in + bisect.bisect_right(stamps, times[k])
+
+    def centred(values: Sequence[float]) -> List[float]:
+        mean = sum(values) / len(values)
+        return [v - mean for v in values]
+
+    def dot(a: Iterable[float], b: Iterable[float]) -> float:
+        return math.fsum(map(operator.mul, a, b))
+
+    if len(times) < 30:
+        return None
+    d, h, y = centred(decode), centred(held), centred([gap_s for _, gap_s in quiet])
+    if not dot(d, d):
+        return None
+    per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
+    rest = [b - per_d * a for a, b in zip(d, h)]
+    if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
+        return None
+    late = [b - s_per_d * a for a, b in zip(d, y)]
+    s_per_token = dot(rest, late) / dot(rest, rest)
+    left = [b - s_per_token * a for a, b in zip(rest, late)]
+    error = math.sqrt(dot(left, left) / (len(times) - 3) / dot(rest, rest))
+    return {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+
+
+def spikes_in(good: Records, limit_ns: int, spans: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
+    """{n, in_prefill, others_in_prefill}: gaps over a limit, and shares that overlap a prefill.
+
+    A token that leaves with a prefill's last step is stamped just before it: a millisecond is
+    taken off each end, so that the next gap does not count.
+    """
+    starts, stops = covered((start, stop - min(round(MS / NS), (stop - start) // 4))
+                            for start, stop in spans)
     seen, hit = [0, 0], [0, 0]
     for r in good:
         for i, (a, b) in enumerate(zip(r.event_ns, itertools.islice(r.event_ns, 1, None))):
@@ -5791,18 +5893,31 @@ def spikes_in(good: Records, limit_ns: int, prefills: Sequence[Tuple[int, int]])
 
 
 class Case(NamedTuple):
-    """One run to be judged, the runs around it by load, the SLO and the plan."""
+    """One run to be judged, the runs around it by load, and the SLO."""
 
-    run: Facts
+    number: int
+    run: Facts  # of a class of --mix: its own latencies, and all else as it was for all
     runs: Sequence[Facts]  # that can be trusted, by how much was in flight
-    slo: Facts
-    plan: Facts
+    slo: Facts  # the class's own
+    name: str = ""  # the class's
+    weights_s: Optional[float] = None  # of a step, by the deployment file
+
+    @property
+    def label(self) -> str:
+        """The load, and whose."""
+        return f"{self.name} at {self.run['label']}" if self.name else str(self.run["label"])
 
     def p(self, key: str, name: str = "p99") -> Optional[float]:
         """A percentile over successes [s]: failures are no symptom of the table."""
         spread = self.run[key]
         value: Optional[float] = spread.get("successes", spread)[name]
         return value
+
+    @property
+    def missed(self) -> bool:
+        """Whether the SLO is missed; without one, whatever grows may matter."""
+        share: Optional[float] = self.run["attainment"]
+        return share is None or share < self.slo["attainment"]
 
     @property
     def low(self) -> bool:
@@ -5814,43 +5929,82 @@ class Case(NamedTuple):
         value = (self.run["server"] or {}).get(key)
         return value.get(part) if isinstance(value, Mapping) else value
 
+    @property
+    def depth(self) -> Optional[float]:
+        """Requests that waited in the engine, on average; None where it did not say often."""
+        return self.server("queue_depth") if (self.server("samples") or 0) >= SAMPLES else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the engine has a queue: it says so or, where it is silent, latencies grow."""
+        return (self.run["verdict"] == "UNSTABLE" and not self.run["concurrency"]
+                if self.depth is None else self.depth >= QUEUED)
+
+    @property
+    def seats(self) -> Optional[float]:
+        """How many ran whenever any waited, though the KV pool had room: the engine's own limit."""
+        rows = [row[1] for row in (self.run["server"] or {}).get("series", ())
+                if (row[2] or 0) >= 1 and row[1]]
+        most, kv = self.server("running", "max"), self.server("kv_usage", "max")
+        if len(rows) < SAMPLES or not most or kv is None or kv * (1 + 1 / most) > POOL_FULL or any(
+                (run["server"] or {}).get("preemptions") for run in self.runs):
+            return None
+        return most if sum(rows) >= PLATEAU * most * len(rows) else None
+
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
     """A figure [s] in ms beside its limit."""
     return f"{in_ms(value)} ms" + (f" (SLO {in_ms(limit)})" if limit else "")
 
 
-def queueing(c: Case) -> str:
-    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+def queue(c: Case) -> Tuple[str, bool]:
+    """(what shows that TTFT is high for a queue, '' if it is not; whether TPOT is fine)."""
     ttft = c.p("ttft_from_sent_s" if c.run["concurrency"] else "ttft_s")
-    tpot, own, limit = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"]
+    tpot, own, limit, depth = c.p("tpot_s"), c.run["signs"]["ttft"], c.slo["tpot_s"], c.depth
     if ttft is None or own is None:
-        return ""
+        return "", False
     best_s = min(run["signs"]["ttft"]["floor_s"] for run in c.runs if run["signs"]["ttft"])
-    depth = c.server("queue_depth") if (c.server("samples") or 0) >= SAMPLES else None
-    grows = c.run["verdict"] == "UNSTABLE" and not c.run["concurrency"]
-    seen = grows or (depth or 0) >= QUEUED
-    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
-    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
-    apart = own["excess_p99_s"] >= ttft / 2 and (
-        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
-    if c.slo["ttft_s"]:
-        high = ttft > c.slo["ttft_s"] and (seen or (apart and not c.low))
-    else:
-        high = seen and ttft > TIMES_FLOOR * best_s
     least = c.runs[0]["tpot_s"]["successes"]["p50"] or math.inf
     fine = tpot is None or (tpot <= limit if limit else (c.p("tpot_s", "p50") or 0)
                             <= GROWN * least)
-    if not (high and fine):
-        return ""
-    kv, running = c.server("kv_usage", "max"), c.server("running", "max")
+    # by Little's law so many wait on average, the p99 of an exponential wait being 4.6 means
+    due = (c.run["offered_rate_rps"] or 0.0) * own["excess_p99_s"] / 4.6
+    apart = fine and not c.low and own["excess_p99_s"] >= ttft / 2 and (
+        depth >= DEPTH_LEAST * due if depth is not None else not prefill_stalls(c))
+    if c.slo["ttft_s"]:
+        high = ttft > c.slo["ttft_s"] and (c.waits or apart)
+    else:
+        high = c.waits and ttft > TIMES_FLOOR * best_s
+    if not high:
+        return "", fine
+    kv, running, seats = c.server("kv_usage", "max"), c.server("running", "max"), c.seats
     return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
             f"prompt; TPOT p99 {of_slo(tpot, limit)}"
-            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else "")
-            + ("; the queue grows" if grows else "")
-            + (f"; {running:.0f} ran at most, KV use {kv:.0%}: "
-               + ("no room for more at once" if kv > 0.9 else "KV has room for more at once")
-               if kv is not None and running is not None else ""))
+            + (f"; {figure(depth)} wait in the engine on average" if depth is not None else
+               "; the queue grows" if c.waits else "")
+            + ("" if kv is None or running is None else
+               f"; {running:.0f} ran whenever any waited, KV use {kv:.0%}: the engine's own limit, "
+               "and KV has room for more" if seats and fine else
+               f"; {running:.0f} ran at most, KV use {kv:.0%}"), fine)
+
+
+def seats_taken(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue before a limit that can be raised."""
+    text, fine = queue(c)
+    return text if fine and c.seats else ""
+
+
+def queueing(c: Case) -> str:
+    """TTFT high, TPOT fine, and a queue: the engine says so, it grows, or like prompts differ."""
+    text, fine = queue(c)
+    return text if fine else ""
+
+
+def overload(c: Case) -> str:
+    """TTFT high for a queue, and TPOT as well, but the wait weighs more."""
+    text, fine = queue(c)
+    ttft, e2e = c.p("ttft_s", "p50") or 0.0, c.p("e2e_s", "p50") or 0.0
+    return text if not fine and ttft > LONG_WAIT * (e2e - ttft) else ""
 
 
 def prefill_stalls(c: Case) -> str:
@@ -5873,30 +6027,54 @@ def prefill_stalls(c: Case) -> str:
 
 
 def slow_prefill(c: Case) -> str:
-    """A long prompt breaks the TTFT SLO though it waits for nobody."""
-    alone, limit = c.run["signs"]["ttft"], c.slo["ttft_s"]
-    if not (c.low and alone and limit and alone["floor_s"] > limit):
+    """A long prompt's own prefill is late at low load, or most of what is late without a queue."""
+    own, limit, ttft = c.run["signs"]["ttft"], c.slo["ttft_s"], c.p("ttft_s")
+    if not (own and limit and ttft and ttft > limit) or not (
+            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)):
         return ""
-    per_token, ours = alone["s_per_token"], c.server("client_ttft_s")
-    if per_token is not None and per_token * alone["long_tokens"] < alone["floor_s"] / 2:
-        return ""  # most of it does not depend on the length
+    per_token, ours = own["s_per_token"], c.server("client_ttft_s")
+    if not c.low if per_token is None else per_token * own["long_tokens"] < own["floor_s"] / 2:
+        return ""  # it cannot be told from the batch, or most of it does not depend on the length
     if (c.server("beyond_engine_s") or 0) > (ours or math.inf) / 2:
         return ""  # it is not spent in the engine
-    return (f"a prompt of {count(alone['long_tokens'])} tokens takes "
-            f"{of_slo(alone['floor_s'], limit)} alone, {figure(c.run['in_flight_mean'])} in flight"
+    return (f"TTFT p99 {of_slo(ttft, limit)} at {figure(c.run['in_flight_mean'])} in flight, "
+            f"where a prompt of {count(own['long_tokens'])} tokens takes {in_ms(own['floor_s'])} "
+            "ms alone"
             + (f"; {figure(per_token / US)} us a prompt token" if per_token is not None else
                "; prompts have one length, so a delay before the engine would look the same"
                if c.server("beyond_engine_s") is None else ""))
 
 
+def one_token_s(runs: Sequence[Facts]) -> Optional[float]:
+    """How long a token takes a stream alone [s], by the line through two loads; None of one batch.
+
+    By Little's law the batch is what is in flight less the share of its time that is TTFT.
+    """
+    points = [(run["in_flight_mean"] * (1 - run["ttft_s"]["successes"]["mean"]
+                                        / run["e2e_s"]["successes"]["mean"]),
+               run["tpot_s"]["successes"]["p50"]) for run in runs
+              if run["tpot_s"]["successes"]["p50"]]
+    least = points[0] if points else (0.0, 0.0)
+    batch, token_s = next((p for p in points if p[0] >= 2 * least[0]), least)
+    if not batch > least[0]:
+        return None
+    slope = max(0.0, (token_s - least[1]) / (batch - least[0]))
+    return float(least[1] - slope * max(0.0, least[0] - 1))
+
+
 def bandwidth(c: Case) -> str:
-    """The typical stream breaks the TPOT SLO with hardly anything beside it."""
+    """The typical stream breaks the TPOT SLO with hardly anything beside it, or would alone."""
     tpot, limit = c.p("tpot_s", "p50"), c.slo["tpot_s"]
-    if not (c.low and tpot and limit and tpot > limit):
+    alone_s = None if c.low or c.run is not c.runs[0] else one_token_s(c.runs)
+    if not (tpot and limit and tpot > limit and (c.low or (alone_s or 0.0) > limit)):
         return ""
     drafts = c.server("spec_acceptance")
     return (f"TPOT p50 {of_slo(tpot, limit)} at {figure(c.run['in_flight_mean'])} in flight"
-            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else ""))
+            + (f", so {in_ms(alone_s)} ms alone by how it grows with the load" if alone_s else "")
+            + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else "")
+            + (f"; the deployment has {in_ms(c.weights_s)} ms for reading weights, so "
+               + ("most of it is that" if c.weights_s > (alone_s or tpot) / 2 else
+                  "most of it is a fixed cost") if c.weights_s else ""))
 
 
 def growth(c: Case) -> Tuple[str, bool]:
@@ -5916,13 +6094,20 @@ def growth(c: Case) -> Tuple[str, bool]:
     kv, batch = c.server("kv_usage", "max"), c.server("running", "max")
     most = c._replace(run=c.runs[-1])  # what grows is the same in all of them
     most_kv, most_batch = most.server("kv_usage", "max"), most.server("running", "max")
-    small = most_kv is not None and most_kv < KV_SMALL and (most_batch or 0) < BATCH_SMALL
+    error, share = min(((told["error"], told["share"]) for told in (
+        run["context_share"] for run in c.runs) if told), default=(math.inf, 0.5))
+    sure = abs(share - 0.5) > 3 * error
+    small = share < 0.5 if sure else most_kv is not None and most_kv < KV_SMALL
+    small = small and most_batch is not None and most_batch < BATCH_SMALL
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
             + (f"; KV use {kv:.0%} at most" if kv is not None else
                "; KV use is not known, so work for each sequence would look the same")
-            + (f", {batch:.0f} running" if batch is not None else "")), not small
+            + (f", {batch:.0f} running" if batch is not None else "")
+            + (f"; {min(1.0, max(0.0, share)):.0%} of what a sequence adds to a step goes with its "
+               "context" if sure else "; so little KV can hardly slow a step so much" if small else
+               "")), not small
 
 
 def degrades(c: Case) -> str:
@@ -5941,33 +6126,27 @@ def preempted(c: Case) -> str:
 
 
 def few_hits(c: Case) -> str:
-    """Prompts share a prefix, and the engine computes it again and again."""
-    shared, mean = c.plan.get("shared_prefix_len") or 0, c.run["input_tokens_mean"]
-    hits, cached = c.server("prefix_hit_rate"), c.run["cached_tokens_mean"]
-    off = hits is None and c.server("prefix_queries") == 0
+    """Prompts repeat how earlier ones began, and the engine computes it again and again."""
+    mean, cached = c.run["input_tokens_mean"], c.run["cached_tokens_mean"]
+    could, each = (c.run["repeated_tokens"][key] or 0.0 for key in ("mean", "of_repeaters"))
+    hits, off = c.server("prefix_hit_rate"), c.server("prefix_queries") == 0
     if hits is None:
         hits = 0.0 if off else cached / mean if cached is not None and mean else None
-    first = c.plan.get("prefix_groups", 1)  # of each group one misses
-    warm = 1 - first / max(1, c.run["offered"])
-    if shared < PREFIX_LEAST or not mean or hits is None or warm <= 0:
+    if each < PREFIX_LEAST or not mean or hits is None or hits >= HITS_LOW * could / mean:
         return ""
-    expected = shared / mean * warm
-    if hits >= HITS_LOW * expected:
-        return ""
-    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {expected:.0%} could: "
-            f"{count(shared)} of {count(mean)} are shared"
-            + ("; the engine looks nothing up: prefix caching is off" if off else ""))
+    return (f"{hits:.0%} of the prompt tokens came from the prefix cache, {could / mean:.0%} "
+            f"could: of {count(mean)} a prompt {count(could)} are those of an earlier one's "
+            "beginning" + ("; the engine looks nothing up: prefix caching is off" if off else ""))
 
 
 def cpu_bound(c: Case) -> str:
     """Little output with room to spare: the client, the API server, or work for each sequence."""
     cpu = c.server("cpu_share")
-    harmed = c.run["verdict"] == "UNSTABLE" or (
-        c.run["attainment"] is not None and c.run["attainment"] < c.slo["attainment"])
+    harmed = c.run["verdict"] == "UNSTABLE" or c.run["attainment"] is not None
     if harmed and (cpu or 0) >= CORE_FULL:
         return f"the API server's process used {cpu:.0%} of a core"
     text, by_kv = growth(c)
-    return "" if by_kv or not text else f"{text}: so little KV cannot slow a step so much"
+    return "" if by_kv else text
 
 
 class Finding(NamedTuple):
@@ -5980,14 +6159,22 @@ class Finding(NamedTuple):
     vllm: str
     sglang: str
     term: str
+    engine: bool = False  # of the engine, not of a class, and whether the SLO is met or not
 
 
-FINDINGS = (
+WAIT_TERM = "none: the wait before the first step, which grows as rho / (1 - rho)"
+FINDINGS = (  # of those with one name the first that shows is given
+    Finding("queueing", "TTFT p99 spikes under load, TPOT fine", seats_taken,
+            "queueing: the arrival rate is near capacity, which the limit of the batch sets",
+            "raise --max-num-seqs, KV allows it; more replicas (--data-parallel-size)",
+            "raise --max-running-requests, KV allows it; more replicas (--dp-size)", WAIT_TERM),
     Finding("queueing", "TTFT p99 spikes under load, TPOT fine", queueing,
             "queueing: the arrival rate is near capacity",
-            "more replicas (--data-parallel-size); raise --max-num-seqs if KV allows",
-            "more replicas (--dp-size); raise --max-running-requests if KV allows",
-            "none: the wait before the first step, which grows as rho / (1 - rho)"),
+            "more replicas (--data-parallel-size)", "more replicas (--dp-size)", WAIT_TERM),
+    Finding("queueing", "TTFT p99 spikes under load, and TPOT is high too", overload,
+            "queueing: the arrival rate is past what the engine can do within the TPOT",
+            "more replicas (--data-parallel-size); what makes the step long, if found below",
+            "more replicas (--dp-size); what makes the step long, if found below", WAIT_TERM),
     Finding("prefill_stalls", "ITL p99 spikes when long prompts arrive", prefill_stalls,
             "prefill stalls decode: a step carries a large piece of a prompt",
             "lower --max-num-batched-tokens; at scale disaggregate P/D (--kv-transfer-config)",
@@ -6002,13 +6189,16 @@ FINDINGS = (
             "--disable-radix-cache",
             "prefill_tokens * prefill_s_per_token, in its own steps"),
     Finding("bandwidth", "TPOT high at low load", bandwidth,
-            "memory bandwidth per GPU: every step reads all weights",
+            "memory bandwidth per GPU, every step reads all weights; or a fixed cost a step: "
+            "launches, scheduler, communication. Latency alone cannot tell; how long reading the "
+            "weights takes (capacity.py) does",
             "raise --tensor-parallel-size; --quantization fp8 or awq; --speculative-config; H200 "
-            "or B200",
-            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200",
-            "weights_s"),
+            "or B200; for a fixed cost --async-scheduling, no --enforce-eager, NVLink",
+            "raise --tp-size; --quantization fp8 or awq; --speculative-algorithm; H200 or B200; "
+            "for a fixed cost no --disable-overlap-schedule, no --disable-cuda-graph, NVLink",
+            "weights_s, or overhead_s"),
     Finding("degrades", "TPOT degrades steadily with load", degrades,
-            "the batch grows, KV reads dominate",
+            "the batch grows, KV reads dominate; of hundreds of sequences compute may",
             "cap --max-num-seqs; --kv-cache-dtype fp8; or accept the curve",
             "cap --max-running-requests; --kv-cache-dtype fp8_e4m3; or accept the curve",
             "kv_s_per_token * sum(context)"),
@@ -6019,51 +6209,72 @@ FINDINGS = (
             "--kv-cache-dtype fp8_e4m3; raise --mem-fraction-static or "
             "--schedule-conservativeness; lower --max-running-requests or --context-length; raise "
             "--tp-size",
-            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens"),
+            "the KV pool, which bounds sum(context); recomputing adds prefill_tokens", engine=True),
     Finding("few_hits", "low prefix-cache hit rate with a shared prefix", few_hits,
-            "an unstable prompt prefix, caching off, or replicas that are not prefix-aware",
+            "an unstable prompt prefix, caching off, a KV pool too small to keep prefixes, or "
+            "replicas that are not prefix-aware",
             "static content first; --enable-prefix-caching; prefix-aware routing (Dynamo, llm-d)",
             "static content first; no --disable-radix-cache; --schedule-policy lpm; SGLang router",
-            "prefill_tokens"),
+            "prefill_tokens", engine=True),
     Finding("cpu_bound", "tok/s low while the GPU is not saturated, though its util may read high",
             cpu_bound, "CPU: scheduler, detokenisation, the API server; or the client",
             "--async-scheduling; raise --api-server-count; check the client",
             "raise --tokenizer-worker-num; no --disable-overlap-schedule; check the client",
-            "overhead_s, sequences * sequence_s"),
+            "sequences * sequence_s"),
 )
 
 
-def findings(summary: Facts) -> Rows:
-    """Each symptom that shows: figures of the first run that shows it, the others named."""
-    runs = summary["runs"]
-    sound = sorted((run for run in runs if run["verdict"] != "CLIENT-LIMITED"
+def cases_of(summary: Facts, name: str = "") -> List[Case]:
+    """The runs that can be trusted, as all requests saw them or one class of --mix, by load."""
+    seen = [{**run, **run["classes"][name]} if name else run for run in summary["runs"]]
+    slo = {**summary["slo"], **(seen[0]["slo"] if name else {})}
+    sound = sorted((n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
                     and run["completed"] and run["in_flight_mean"]),
-                   key=lambda run: run["in_flight_mean"])
-    found = []
-    cases = [(n, Case(run, sound, summary["slo"], summary["plan"])) for n, run in enumerate(runs)
-             if any(run is other for other in sound)]
+                   key=lambda n: seen[n]["in_flight_mean"])
+    told = dig(summary, "step_time", "weights_s")
+    weights_s = told if type(told) in (int, float) and told > 0 else None
+    return [Case(n, seen[n], [seen[i] for i in sound], slo, name, weights_s) for n in sound]
+
+
+def findings(summary: Facts) -> Rows:
+    """Each symptom that shows: figures of the least load that shows it, the others named."""
+    everyone = cases_of(summary)
+    found: Rows = []
+    classes = [case for name in summary["runs"][0].get("classes") or () for case in cases_of(
+        summary, name)]
+    judged = sorted(classes, key=lambda case: case.run["in_flight_mean"]) or everyone
     for rule in FINDINGS:
-        shown = [(n, text) for n, text in ((n, rule.evidence(case)) for n, case in cases) if text]
-        if shown:
-            also = ", ".join(runs[number]["label"] for number, _ in shown[1:])
-            found.append({"name": rule.name, "symptom": rule.symptom, "run": shown[0][0],
-                          **rule._asdict(),
-                          "evidence": shown[0][1] + (f"; also at {also}" if also else "")})
+        shown = [(case, text) for case in (everyone if rule.engine else judged)
+                 if rule.engine or case.missed for text in [rule.evidence(case)] if text]
+        if shown and all(other["name"] != rule.name for other in found):
+            first, text = shown[0]
+            also = ", ".join(case.label for case, _ in shown[1:])
+            found.append({"name": rule.name, "symptom": rule.symptom, "run": first.number,
+                          "evidence": (f"{first.name}: " if first.name else "") + text
+                          + (f"; also {'' if first.name else 'at '}{also}" if also else ""),
+                          "cause": rule.cause, "vllm": rule.vllm, "sglang": rule.sglang,
+                          "term": rule.term})
     return found
+
+
+def slo_missed(summary: Facts) -> bool:
+    """Whether in any run fewer requests met the SLO, each its own, than should."""
+    return any(run["attainment"] is not None and run["attainment"] < summary["slo"]["attainment"]
+               for run in summary["runs"])
 
 
 def advice(summary: Facts) -> List[str]:
     """What is no finding, but worth a line: cost, and what these runs cannot show."""
     slo, last, found = summary["slo"], summary["runs"][-1], []
-    limits = [(last[key]["p99"], slo[key]) for key in ("ttft_s", "tpot_s", "e2e_s") if slo[key]]
+    parts = (last.get("classes") or {"": {**last, "slo": slo}}).values()
+    limits = [(part[key]["p99"], part["slo"][key]) for part in parts
+              for key in ("ttft_s", "tpot_s", "e2e_s") if part["slo"][key]]
     if limits and last["verdict"] == "VALID" and all(
             p99 is not None and p99 <= MARGIN * limit for p99, limit in limits):
         found.append(f"COST  the SLO is met with margin at {last['label']}: run nearer the goodput "
                      "knee (--find-goodput), or take FP8 or a smaller model")
     runs = [run for run in summary["runs"] if run["in_flight_mean"]]
-    missed = any((run[key]["successes"]["p99"] or 0) > slo[key] for run in runs
-                 for key in ("ttft_s", "tpot_s") if slo[key])
-    if missed and all(run["in_flight_mean"] > LOW_IN_FLIGHT for run in runs):
+    if slo_missed(summary) and all(run["in_flight_mean"] > LOW_IN_FLIGHT for run in runs):
         least = min(runs, key=lambda run: run["in_flight_mean"])
         ttft_s, tpot_s = (least[key]["successes"]["p50"] or 0 for key in ("ttft_s", "tpot_s"))
         alone_s = ttft_s + tpot_s * (least["output_tokens_mean"] or 0)
@@ -6086,11 +6297,9 @@ def finding_lines(summary: Facts) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
-        missed = any(run["attainment"] is not None
-                     and run["attainment"] < summary["slo"]["attainment"] for run in runs)
         lines = [] if found else ["FINDINGS  none: " + (
-            "the SLO is missed, and no symptom of the table explains it" if missed else
-            "no symptom of the table shows") + (
+            "the SLO is missed, and no symptom of the table explains it" if slo_missed(summary)
+            else "no symptom of the table shows") + (
             f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
@@ -9086,6 +9295,7 @@ def merge(args: Any) -> Dict[str, Any]:
             "plan": {**base["plan"], "shard": None}, "target": base["target"],
             "slo": slo_statement(slo), "environment": base["environment"],
             "setup": base.get("setup"), "metrics": base.get("metrics"), "simulated": None,
+            "step_time": base.get("step_time"),
             "warmup": {**base["warmup"], **{key: sum(one["warmup"][key] for one in summaries)
                                             for key in ("requests", "failed")}},
             "shards": {"of": of, "joined": sorted(parts),
@@ -9806,7 +10016,8 @@ def measure(args: Any, url: str) -> Dict[str, Any]:
         "plan": {}, "target": {**target_statement(running.target), **({"url": None} if simulated
                                                                       else {})},
         "slo": slo_statement(slo), "environment": environment(), "warmup": warm,
-        "simulated": simulated, "metrics": metrics, "runs": []}
+        "simulated": simulated, "metrics": metrics, "runs": [],
+        "step_time": dig(args.deployed, "step_time")}
     if args.deployed:
         save(folder, "deploy.json", args.deployed)
     plans: List[Plan] = []

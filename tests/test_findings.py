@@ -42,6 +42,12 @@ def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: b
     """A whole summary of virtual runs, one a rate, each on a cold engine."""
     work = loadgen.Work(loadgen.parse_lengths(shape.n_in), loadgen.parse_lengths(shape.n_out),
                         shape.shared, 1)
+    return summary_of_work(kind, work, shape, slo, metrics)
+
+
+def summary_of_work(kind: loadgen.Profile, work: loadgen.Work, shape: Shape, slo: loadgen.Slo,
+                    metrics: bool = True) -> Any:
+    """The same of any work: of a shape only the rates, the number and the seed."""
     runs = []
     for rate in shape.rates:
         load = loadgen.Load(rate, None, 1.0, shape.number, None, None)
@@ -49,11 +55,28 @@ def summary_of(kind: loadgen.Profile, shape: Shape, slo: loadgen.Slo, metrics: b
         if not metrics:
             outcome = outcome._replace(rows=())
         runs.append(loadgen.summarise(outcome, slo, True))
-    summary = {"runs": runs, "slo": slo._asdict(), "metrics": {"why": None},
+    summary = {"runs": runs, "slo": loadgen.slo_statement(slo), "metrics": {"why": None},
                "plan": {"shared_prefix_len": shape.shared, "prefix_groups": 1}}
     summary["findings"] = loadgen.findings(summary)
     summary["advice"] = loadgen.advice(summary)
     return summary
+
+
+MIX = ({"name": "chat", "weight": 5, "input_len": 600, "output_len": 50, "shared_prefix_len": 500,
+        "slo_ttft_ms": 300, "slo_tpot_ms": 20},
+       {"name": "rag", "weight": 1, "input_len": 3000, "output_len": 50, "slo_ttft_ms": 500,
+        "slo_tpot_ms": 20})
+
+
+def summary_of_mix(kind: loadgen.Profile, *rates: float, number: int = 200) -> Any:
+    """A summary of the two classes above, which have all SLOs there are."""
+    rows = [loadgen.traffic_class(row, "", dict.fromkeys(("ttft_s", "tpot_s", "e2e_s")))
+            for row in MIX]
+    classes = tuple(c._replace(share=c.share / 6) for c in rows)
+    work = loadgen.Work(classes[0].work.n_in, classes[0].work.n_out, 0, 1, classes=classes)
+    slo = NO_SLO._replace(classes={c.name: loadgen.Slo(**c.limits, attainment=0.99)
+                                   for c in classes})
+    return summary_of_work(kind, work, Shape(rates, number=number), slo)
 
 
 def names(summary: Any) -> List[str]:
@@ -151,6 +174,255 @@ class OnPurpose(unittest.TestCase):
         (found,) = summary["findings"]
         self.assertEqual(found["run"], 1)
         self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
+
+
+OVERLOADED = loadgen.Profile(
+    weights_s=0.005, sequence_s=0.0005, prefill_s_per_token=1e-5, max_num_batched_tokens=2048,
+    max_num_seqs=40)
+TIGHT = loadgen.Slo(0.4, 0.02, None, 0.99)
+
+
+class Queues(unittest.TestCase):
+    def test_a_queue_is_found_though_tpot_misses_too(self) -> None:
+        summary = summary_of(OVERLOADED, Shape([0.5, 40], "300", "100", 400), TIGHT)
+        self.assertEqual(names(summary), ["queueing", "cpu_bound"])
+        first = summary["findings"][0]
+        self.assertIn("TPOT is high too", first["symptom"])
+        self.assertNotIn("--max-num-seqs", first["vllm"])
+
+    def test_a_queue_of_slow_prefills_is_found_beside_them(self) -> None:
+        slow, slo = profile("slow_prefill"), loadgen.Slo(0.08, 0.01, None, 0.99)
+        summary = summary_of(slow, Shape([1, 15], "uniform:50..900", "20", 200), slo)
+        self.assertEqual(names(summary)[:2], ["queueing", "slow_prefill"])
+
+    def test_more_seats_are_advised_only_where_seats_are_the_limit(self) -> None:
+        shape, slo, _ = SYMPTOMS["queueing"]
+        (found,) = summary_of(profile("queueing"), shape, slo)["findings"]
+        self.assertIn("8 ran whenever any waited", found["evidence"])
+        self.assertIn("--max-num-seqs", found["vllm"])
+        (found,) = summary_of(profile("queueing"), shape, slo, metrics=False)["findings"]
+        self.assertNotIn("--max-num-seqs", found["vllm"])
+        pool = profile("queueing")._replace(max_num_seqs=64, num_blocks=40)  # for three
+        (found,) = summary_of(pool, Shape([80], "200", "8", 500), SLO)["findings"]
+        self.assertEqual(found["name"], "queueing")
+        self.assertIn("3 ran at most", found["evidence"])
+        self.assertNotIn("--max-num-seqs", found["vllm"])
+
+    def test_a_pool_that_is_exhausted_is_not_said_to_have_room(self) -> None:
+        shape, _, _ = SYMPTOMS["preemptions"]
+        for rate in (30, 60):
+            summary = summary_of(profile("preemptions"), shape._replace(rates=[rate]), SLO)
+            self.assertEqual(names(summary), ["queueing", "preemptions"])
+            self.assertNotIn("--max-num-seqs", summary["findings"][0]["vllm"])
+            self.assertNotIn("room for more", summary["findings"][0]["evidence"])
+
+    def test_where_the_engine_says_that_nothing_waits_there_is_no_queue(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60]), SLO)
+        server = summary["runs"][0]["server"]
+        self.assertEqual(summary["runs"][0]["verdict"], "UNSTABLE")
+        server["queue_depth"] = {"mean": 0.0, "max": 0.0}
+        self.assertEqual(loadgen.findings(summary), [])
+        server["samples"] = 1  # too few to say
+        self.assertEqual(names({"findings": loadgen.findings(summary)}), ["queueing"])
+
+    def test_one_name_is_found_once(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([50, 60]), SLO._replace(tpot_s=0.006))
+        self.assertEqual(names(summary).count("queueing"), 1)
+
+
+class LongPrompts(unittest.TestCase):
+    SLOW = loadgen.Profile(weights_s=0.01, prefill_s_per_token=8e-5, sequence_s=5e-5)
+    SHAPE = Shape([0.05], "lognormal:mean=2000,cv=0.5", "100", 600)
+
+    def test_the_longest_of_those_that_must_be_in_time_are_judged(self) -> None:
+        slo = loadgen.Slo(0.7, 0.05, None, 0.99)  # which 2.8% of the prompts miss
+        (found,) = summary_of(self.SLOW, self.SHAPE, slo)["findings"]
+        self.assertEqual(found["name"], "slow_prefill")
+        self.assertEqual(names(summary_of(self.SLOW, self.SHAPE, slo._replace(attainment=0.95))),
+                         [])
+
+    def test_a_prefill_that_leaves_no_room_for_another_is_slow_at_any_load(self) -> None:
+        slo = loadgen.Slo(0.95, 0.05, None, 0.99)  # alone the long ones take 0.9
+        for rates in ([0.3], [0.05, 0.3]):
+            summary = summary_of(self.SLOW, self.SHAPE._replace(rates=rates), slo)
+            self.assertEqual(names(summary), ["slow_prefill"])
+
+    def test_prompts_of_one_length_show_nothing_of_prefill_beside_a_batch(self) -> None:
+        slo = loadgen.Slo(0.2, 0.05, None, 0.99)
+        summary = summary_of(self.SLOW, self.SHAPE._replace(n_in="2000", number=100), slo)
+        self.assertEqual(names(summary), ["slow_prefill"])
+        summary["runs"][0]["in_flight_mean"] = 5.0
+        self.assertEqual(loadgen.findings(summary), [])
+
+    def test_the_least_load_that_shows_a_symptom_is_given_first(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([60, 50, 2]), SLO)
+        (found,) = summary["findings"]
+        self.assertEqual(found["run"], 1)
+        self.assertTrue(found["evidence"].endswith("; also at 60"), found["evidence"])
+
+
+class Tokens(unittest.TestCase):
+    """What makes a token slow."""
+
+    FIXED = loadgen.Profile(weights_s=0.012, overhead_s=0.03)
+    SLO = loadgen.Slo(1.0, 0.03, None, 0.99)
+
+    def test_a_fixed_cost_is_not_said_to_be_reading_weights(self) -> None:
+        summary = summary_of(self.FIXED, Shape([0.2]), self.SLO)
+        (found,) = summary["findings"]
+        self.assertEqual((found["name"], found["term"]), ("bandwidth", "weights_s, or overhead_s"))
+        self.assertIn("Latency alone cannot tell", found["cause"])
+        self.assertNotIn("deployment", found["evidence"])
+        summary["step_time"] = {"weights_s": 0.012}
+        self.assertIn("12.0 ms for reading weights, so most of it is a fixed cost",
+                      loadgen.findings(summary)[0]["evidence"])
+
+    def test_the_deployment_says_where_reading_weights_is_the_most_of_it(self) -> None:
+        summary = summary_of(profile("bandwidth"), *SYMPTOMS["bandwidth"][:2])
+        summary["step_time"] = {"weights_s": 0.029}
+        self.assertIn("so most of it is that", loadgen.findings(summary)[0]["evidence"])
+
+    def test_two_loads_tell_what_a_stream_alone_would_take(self) -> None:
+        (found,) = summary_of(self.FIXED, Shape([0.5, 4], n_out="100"), self.SLO)["findings"]
+        self.assertEqual((found["name"], found["run"]), ("bandwidth", 0))
+        self.assertIn("in flight, so 42.", found["evidence"])
+
+    def test_a_step_that_a_batch_makes_long_is_not_high_at_low_load(self) -> None:
+        for kind in (loadgen.Profile(weights_s=0.01, sequence_s=0.002), OVERLOADED):
+            summary = summary_of(kind, Shape([10, 40], n_out="100"), TIGHT)
+            self.assertNotIn("bandwidth", names(summary))
+
+
+class Growth(unittest.TestCase):
+    """Whether KV reads or work for each sequence make a token slower as the load rises."""
+
+    SLO = loadgen.Slo(1.0, 0.025, None, 0.99)
+
+    def test_kv_reads_are_told_from_work_for_each_sequence_though_the_pool_is_large(self) -> None:
+        shape = Shape([0.5, 4], "500", "100")
+        for kind, name, share in (
+                (loadgen.Profile(kv_s_per_token=2e-6), "degrades", "92%"),
+                (loadgen.Profile(kv_s_per_token=1e-6, sequence_s=5e-4), "degrades", "53%"),
+                (loadgen.Profile(sequence_s=1.1e-3), "cpu_bound", "0%"),
+                (loadgen.Profile(sequence_s=1.1e-3, num_blocks=1100), "cpu_bound", "0%")):
+            with self.subTest(kind=kind):
+                (found,) = summary_of(kind, shape, self.SLO)["findings"]
+                self.assertEqual(found["name"], name)
+                self.assertIn(f"{share} of what a sequence adds to a step goes with its context",
+                              found["evidence"])
+
+    def test_where_no_gaps_tell_little_kv_is_not_blamed(self) -> None:
+        shape, slo, _ = SYMPTOMS["cpu_bound"]
+        summary = summary_of(profile("cpu_bound"), shape, slo)
+        for run in summary["runs"]:
+            run["context_share"] = {"share": 0.9, "error": 0.2}
+        (found,) = loadgen.findings(summary)
+        self.assertEqual(found["name"], "cpu_bound")
+        self.assertIn("so little KV can hardly slow a step so much", found["evidence"])
+
+    def test_the_share_of_the_context_is_that_of_the_profile(self) -> None:
+        run = summary_of(loadgen.Profile(kv_s_per_token=1e-6, sequence_s=2e-4), Shape(
+            [2], "uniform:100..1000", "60"), NO_SLO)["runs"][0]
+        mean = 550 + 30
+        self.assertAlmostEqual(run["context_share"]["share"], mean / (mean + 200), delta=0.1)
+        self.assertLess(run["context_share"]["error"], 0.05)
+
+    def test_a_constant_batch_tells_nothing_of_the_context(self) -> None:
+        self.assertIsNone(loadgen.context_share([], None))
+        summary = summary_of(loadgen.MOCK, Shape([0.01], number=20), NO_SLO)  # one at a time
+        self.assertIsNone(summary["runs"][0]["context_share"])
+
+
+class Met(unittest.TestCase):
+    def test_a_pause_is_no_finding_where_the_slo_is_met(self) -> None:
+        shape, _, _ = SYMPTOMS["prefill_stalls"]
+        summary = summary_of(profile("prefill_stalls"), shape, loadgen.Slo(0.3, 0.05, None, 0.9))
+        self.assertEqual(names(summary), [])
+
+    def test_a_late_p99_is_no_finding_where_fewer_are_asked_to_be_in_time(self) -> None:
+        summary = summary_of(profile("queueing"), Shape([43]), SLO)
+        self.assertEqual(names(summary), ["queueing"])
+        share = summary["runs"][0]["attainment"]
+        self.assertGreater(share, 0.0)
+        summary["slo"]["attainment"] = share
+        self.assertEqual(loadgen.findings(summary), [])
+
+
+class Classes(unittest.TestCase):
+    """Classes of --mix, each with its own SLO."""
+
+    def test_a_classes_own_slo_says_what_is_high(self) -> None:
+        (found,) = summary_of_mix(profile("bandwidth"), 0.6)["findings"]
+        self.assertEqual(found["name"], "bandwidth")
+        self.assertTrue(found["evidence"].startswith("chat: TPOT p50"), found["evidence"])
+        self.assertIn("(SLO 20.0)", found["evidence"])
+        self.assertTrue(found["evidence"].endswith("; also rag at 0.6"), found["evidence"])
+
+    def test_only_the_class_that_suffers_is_named(self) -> None:
+        (found,) = summary_of_mix(profile("slow_prefill"), 0.6)["findings"]
+        self.assertEqual(found["name"], "slow_prefill")
+        self.assertTrue(found["evidence"].startswith("rag: "), found["evidence"])
+        self.assertNotIn("chat", found["evidence"])
+
+    def test_what_is_of_the_whole_engine_is_said_of_all_requests(self) -> None:
+        found = {f["name"]: f for f in summary_of_mix(profile("degrades"), 23, number=400)[
+            "findings"]}
+        self.assertIn("for 400 requests", found["preemptions"]["evidence"])
+
+    def test_classes_that_meet_their_slos_yield_none(self) -> None:
+        for rate in (0.6, 6):
+            summary = summary_of_mix(profile("healthy"), rate)
+            self.assertEqual(names(summary), [])
+            self.assertTrue(summary["advice"][0].startswith("COST"), summary["advice"])
+
+    def test_a_missed_slo_of_a_class_without_a_run_at_low_load_asks_for_one(self) -> None:
+        summary = summary_of_mix(profile("degrades"), 23)
+        self.assertTrue(any("low load" in text for text in summary["advice"]), summary["advice"])
+
+
+class Repeats(unittest.TestCase):
+    """Prompts that begin as earlier ones did, whatever makes them so."""
+
+    def conversations(self, kind: loadgen.Profile) -> Any:
+        work = loadgen.Work(loadgen.parse_lengths("600"), loadgen.parse_lengths("40"), 0, 1,
+                            turns=loadgen.parse_lengths("4"), think_s=loadgen.parse_lengths("1"))
+        return summary_of_work(kind, work, Shape([1, 2], number=80), SLO)
+
+    def trace(self, kind: loadgen.Profile) -> Any:
+        requests = tuple(loadgen.Planned(n, 0.5 * n, 1100, 20, 0, (0, n % 5)) for n in range(60))
+        trace = loadgen.Trace(requests, 512, {"shared_share": loadgen.shared_share(requests, 512)},
+                              [])
+        work = loadgen.Work(loadgen.parse_lengths("1"), loadgen.parse_lengths("1"), 0, 1, trace)
+        return summary_of_work(kind, work, Shape([2], number=60), SLO)
+
+    def test_a_conversation_that_is_computed_again_each_turn_is_found(self) -> None:
+        (found,) = self.conversations(profile("few_hits"))["findings"]
+        self.assertEqual(found["name"], "few_hits")
+        self.assertIn("0% of the prompt tokens came from the prefix cache", found["evidence"])
+        # of 600, 1240, 1880 and 2520 tokens, all but the last 600
+        self.assertIn("62% could: of 1,560 a prompt 960", found["evidence"])
+
+    def test_a_trace_whose_prefixes_are_computed_again_is_found(self) -> None:
+        (found,) = self.trace(profile("few_hits"))["findings"]
+        self.assertEqual(found["name"], "few_hits")
+        self.assertIn("88% could", found["evidence"])
+
+    def test_classes_that_share_a_prefix_without_hits_are_found(self) -> None:
+        (found,) = summary_of_mix(profile("few_hits"), 0.6)["findings"]
+        self.assertEqual(found["name"], "few_hits")
+
+    def test_repeats_that_the_cache_holds_yield_none(self) -> None:
+        for make in (self.conversations, self.trace):
+            self.assertEqual(names(make(profile("healthy"))), [])
+
+    def test_a_pool_too_small_to_keep_the_prefixes_is_found(self) -> None:
+        small = profile("healthy")._replace(num_blocks=170)
+        self.assertIn("few_hits", names(self.conversations(small)))
+
+    def test_prompts_that_repeat_nothing_cannot_hit(self) -> None:
+        summary = summary_of(profile("few_hits"), Shape([5], "600", "20"), SLO)
+        self.assertEqual(summary["runs"][0]["repeated_tokens"], {"mean": 0.0, "of_repeaters": None})
+        self.assertEqual(names(summary), [])
 
 
 class Doubt(unittest.TestCase):
