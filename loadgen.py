@@ -4158,6 +4158,7 @@ def parse_metrics(text: str) -> Dict[str, Any]:
     sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
     found: Dict[str, List[float]] = {}
     buckets: Dict[str, Dict[float, float]] = {}
+    positions: Dict[int, float] = {}  # of drafts: tokens accepted there
     engine, bad = "", 0
     for line in text.split("\n"):
         if not line.startswith(METRIC_STARTS):
@@ -4170,6 +4171,9 @@ def parse_metrics(text: str) -> Dict[str, Any]:
             if name.endswith("_bucket") and bound:
                 counts = buckets.setdefault(name[:-len("_bucket")], {})
                 counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + value
+            if name.endswith("accepted_tokens_per_pos_total") and math.isfinite(value):
+                place = int((labels or "").partition('position="')[2].partition('"')[0])
+                positions[place] = positions.get(place, 0.0) + value
         except ValueError:
             bad += 1
             continue
@@ -4181,6 +4185,9 @@ def parse_metrics(text: str) -> Dict[str, Any]:
     row: Dict[str, Any] = {"engine": engine, "bad": bad}
     if CPU_METRIC in found:
         row["cpu_s"] = found[CPU_METRIC][0]
+    if positions:
+        row["accepted_at"] = [positions.get(place, 0.0) for place in range(min(64, max(
+            positions) + 1))]
     for ours, theirs in METRICS[engine].items():
         for choice in theirs.split("|"):
             names = [f"{engine}_{name}" for name in choice.split("+")]
@@ -4370,6 +4377,8 @@ def server_summary(outcome: Outcome) -> Optional[Dict[str, Any]]:
         "spec_acceptance": accepted / drafted if accepted is not None and drafted
         else gauge("spec_rate")["mean"] or None,
         "spec_drafts": counted("drafts"), "spec_drafted": drafted, "spec_accepted": accepted,
+        "spec_accepted_at": [b - a for a, b in zip(first.get("accepted_at", ()),
+                                                   last.get("accepted_at", ()))],
         "ttft_s": ttft, "client_ttft_s": {"n": len(took), "mean": ours_s},
         "beyond_engine_s": ours_s - ttft["mean"] if equal and ours_s is not None
         and ttft["mean"] is not None else None,
@@ -8868,7 +8877,7 @@ def vllm_result(view: Facts, outcome: Outcome, target: Facts, lists: bool,
 
 
 def vllm_drafts(server: Facts) -> Dict[str, Any]:
-    """What vllm bench serve writes of speculative decoding, by position excepted; {} of none."""
+    """What vllm bench serve writes of speculative decoding; {} of none."""
     drafts, drafted, accepted = (server.get(f"spec_{key}") for key in (
         "drafts", "drafted", "accepted"))
     if not drafted or accepted is None:
@@ -8877,7 +8886,8 @@ def vllm_drafts(server: Facts) -> Dict[str, Any]:
             "spec_decode_acceptance_length": 1 + accepted / drafts if drafts else 0.0,
             "spec_decode_num_drafts": int(drafts or 0), "spec_decode_draft_tokens": int(drafted),
             "spec_decode_accepted_tokens": int(accepted),
-            "spec_decode_per_position_acceptance_rates": []}
+            "spec_decode_per_position_acceptance_rates": [
+                n / drafts for n in server["spec_accepted_at"] if drafts]}
 
 
 def busiest_second(ok: Records) -> Tuple[float, int]:

@@ -60,6 +60,12 @@ def transcript(name: str) -> str:
 class Text(unittest.TestCase):
     """parse_metrics."""
 
+    def test_accepted_drafts_are_counted_by_position(self) -> None:
+        line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="%s",position="%s"} %s\n'
+        row = loadgen.parse_metrics(line % (0, 0, 9) + line % (0, 1, 4) + line % (1, 1, 2)
+                                    + line % (0, "x", 1) + line % (0, 2, "NaN"))
+        self.assertEqual((row["accepted_at"], row["bad"]), ([9.0, 6.0], 1))
+
     def test_vllms_page_comes_out_under_our_names(self) -> None:
         row = loadgen.parse_metrics(transcript("vllm"))
         ttft = row.pop("ttft")

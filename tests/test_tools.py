@@ -411,7 +411,8 @@ class OtherToolsDefinitions(unittest.TestCase):
 
     def test_the_result_has_label_metadata_and_drafts_as_vllm_writes_them(self) -> None:
         run = outcome(self.records())
-        server = {"spec_drafts": 10.0, "spec_drafted": 30.0, "spec_accepted": 18.0}
+        server = {"spec_drafts": 10.0, "spec_drafted": 30.0, "spec_accepted": 18.0,
+                  "spec_accepted_at": [9.0, 6.0, 3.0]}
         result = loadgen.vllm_result(
             loadgen.vllm_view(run, NO_SLO), run, {"model": "m", "chat": False}, False,
             {"label": "lab", "foo": "bar", "completed": "mine"}, server)
@@ -420,6 +421,7 @@ class OtherToolsDefinitions(unittest.TestCase):
                           result["spec_decode_acceptance_length"]), (60.0, 2.8))
         self.assertEqual([result[f"spec_decode_{name}"] for name in (
             "num_drafts", "draft_tokens", "accepted_tokens")], [10, 30, 18])
+        self.assertEqual(result["spec_decode_per_position_acceptance_rates"], [0.9, 0.6, 0.3])
         self.assertEqual(loadgen.vllm_drafts({"spec_drafts": None, "spec_drafted": None,
                                               "spec_accepted": None}), {})
 
