@@ -5712,6 +5712,7 @@ LOW_IN_FLIGHT = 2.0  # on average, at most: nobody queues, and so few contexts w
 QUEUED, SAMPLES = 1.0, 3  # waiting in the engine, on average of so many readings, at least
 LONG_WAIT = 0.5  # TTFT over the time of the answer after it, medians: where both are too long
 PLATEAU = 0.8  # of the most that ran, on average while any waited: of a few seats one is often free
+OFTEN = 0.2  # of those readings are the most that ran, where the limit is not known
 POOL_FULL = 0.8  # of the KV pool, with one more request: that one may have to wait for blocks
 DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
@@ -5910,6 +5911,7 @@ class Case(NamedTuple):
     slo: Facts  # the class's own
     name: str = ""  # the class's
     weights_s: Optional[float] = None  # of a step, by the deployment file
+    most: Optional[float] = None  # that may run at once, by the same or of what is simulated
 
     @property
     def label(self) -> str:
@@ -5958,7 +5960,9 @@ class Case(NamedTuple):
         if len(rows) < SAMPLES or not most or kv is None or kv * (1 + 1 / most) > POOL_FULL or any(
                 (run["server"] or {}).get("preemptions") for run in self.runs):
             return None
-        return most if sum(rows) >= PLATEAU * most * len(rows) else None
+        often = (most >= 0.95 * self.most if self.most else
+                 rows.count(most) >= OFTEN * len(rows))  # else the step's tokens may be the limit
+        return most if often and sum(rows) >= PLATEAU * most * len(rows) else None
 
 
 def of_slo(value: Optional[float], limit: Optional[float]) -> str:
@@ -6240,9 +6244,11 @@ def cases_of(summary: Facts, name: str = "") -> List[Case]:
     sound = sorted((n for n, run in enumerate(seen) if run["verdict"] != "CLIENT-LIMITED"
                     and run["completed"] and run["in_flight_mean"]),
                    key=lambda n: seen[n]["in_flight_mean"])
-    told = dig(summary, "step_time", "weights_s")
-    weights_s = told if type(told) in (int, float) and told > 0 else None
-    return [Case(n, seen[n], [seen[i] for i in sound], slo, name, weights_s) for n in sound]
+    told = [dig(summary, *path) for path in (("step_time", "weights_s"), (
+        "step_time", "max_num_seqs"), ("simulated", "step_time", "max_num_seqs"))]
+    weights_s, *most = (v if type(v) in (int, float) and v > 0 else None for v in told)
+    return [Case(n, seen[n], [seen[i] for i in sound], slo, name, weights_s, most[0] or most[1])
+            for n in sound]
 
 
 def findings(summary: Facts) -> Rows:

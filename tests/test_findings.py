@@ -208,6 +208,21 @@ class Queues(unittest.TestCase):
         self.assertIn("3 ran at most", found["evidence"])
         self.assertNotIn("--max-num-seqs", found["vllm"])
 
+    def test_a_batch_that_the_steps_tokens_hold_down_needs_no_more_seats(self) -> None:
+        kind = loadgen.Profile(prefill_s_per_token=1e-5)  # 128 tokens a step, 64 seats
+        summary = summary_of(kind, Shape([4.3], "2000", "100"), WIDE._replace(ttft_s=0.95))
+        (found,) = summary["findings"]
+        self.assertIn("8 ran at most", found["evidence"])
+        self.assertNotIn("--max-num-seqs", found["vllm"])
+
+    def test_the_limit_is_taken_from_the_deployment_where_it_is_known(self) -> None:
+        shape, slo, _ = SYMPTOMS["queueing"]
+        summary = summary_of(profile("queueing"), shape, slo)
+        for limit, advised in ((8, True), (64, False), ("8", True)):
+            summary["step_time"] = {"max_num_seqs": limit}
+            (found,) = loadgen.findings(summary)
+            self.assertEqual("--max-num-seqs" in found["vllm"], advised, limit)
+
     def test_a_pool_that_is_exhausted_is_not_said_to_have_room(self) -> None:
         shape, _, _ = SYMPTOMS["preemptions"]
         for rate in (30, 60):
