@@ -4931,17 +4931,22 @@ def ranges_text(ranges: Sequence[Tuple[int, Optional[int]]]) -> str:
         for first, last in ranges)
 
 
+def acceptance_of(args: Any) -> Tuple[float, int, bool]:
+    """Acceptance and drafted tokens of speculation, and whether they are assumed. UserError where
+    no acceptance gives --spec-accept-len."""
+    gamma, length = args.spec_tokens, args.spec_accept_len
+    if length is None:
+        return (0.8, 3, True) if args.spec_accept is None else (args.spec_accept, gamma, False)
+    if not 1 <= length <= gamma + 1:
+        raise UserError(f"--spec-accept-len {length:g} is outside 1 to {gamma + 1}: one token plus "
+                        f"at most --spec-tokens {gamma}")
+    return halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma) < length)[1], gamma, False
+
+
 def say_speculative(case: Case, answer: Answer) -> None:
     """Speculative decoding at this deployment's own batch."""
     d, args, key = case.d, case.args, "speculative."
-    gamma, cost, batch = args.spec_tokens, args.spec_cost, case.batch or 1
-    alpha = args.spec_accept
-    if args.spec_accept_len is not None:
-        if not 1 <= args.spec_accept_len <= gamma + 1:
-            raise UserError(f"--spec-accept-len {args.spec_accept_len:g} is outside 1 to "
-                            f"{gamma + 1}: one token plus at most --spec-tokens {gamma}")
-        _, alpha = halved(0.0, 1.0, 60, lambda alpha: tokens_a_step(alpha, gamma)
-                          < args.spec_accept_len)
+    (alpha, gamma, _), cost, batch = acceptance_of(args), args.spec_cost, case.batch or 1
     answer.add(key + "alpha", alpha, "", source="--spec-accept, or solved from --spec-accept-len")
     answer.add(key + "gamma", gamma)
     answer.add(key + "draft_cost", cost, "", source="a draft step over a target step")
@@ -5681,16 +5686,9 @@ def speculation_text(case: Case, plan: Plan, answer: Answer) -> str:
         case.d, batch, alpha, gamma, case.args.spec_cost), "x", source=f"{LEVIATHAN} at this batch")
     answer.add("plan.speculation.pays", gain > 1)
     return (f"speculative decoding {'would pay' if gain > 1 else 'would not pay'}: "
-            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {alpha:g}"
+            f"{gain:.2f}x at batch {batch} with gamma {gamma}, acceptance {figure(alpha)}"
             f"{' (assumed: measure it)' if assumed else ''}; "
             "the bound, which a real drafter does not reach")
-
-
-def acceptance_of(args: Any) -> Tuple[float, int, bool]:
-    """Acceptance and drafted tokens of speculation, and whether they are assumed."""
-    if args.spec_accept is None:
-        return 0.8, 3, True
-    return args.spec_accept, args.spec_tokens, False
 
 
 def plan_watch(case: Case, plan: Plan, answer: Answer) -> None:
@@ -6775,7 +6773,7 @@ def why_speculation(at: Stand) -> Answered:
         f"batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B, the ridge is "
         f"{peak_flop_s(d) / d.gpu.bandwidth_bytes_s:.0f}: checking {gamma + 1} positions takes "
         f"{longer:.2f}x the step for {tokens_a_step(alpha, gamma):.2f} tokens, {gain:.2f}x with "
-        f"the drafter (acceptance {alpha:g}{' assumed' * assumed}), {users:.2f}x on the TPOT, "
+        f"the drafter (acceptance {figure(alpha)}{' assumed' * assumed}), {users:.2f}x on the TPOT, "
         f"prefill in it; {ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory "
         "comes on top",
         f"it would make each answer up to {figure(users, 2)} times as fast at this load without "
@@ -7270,7 +7268,7 @@ def launch_notes(launch: Launch) -> List[str]:
         (missing, f"{engine} has no flag for {', '.join(missing)}"),
         (method in DRAFTERS and not args.spec_model,
          f"{DRAFTER} stands for the {method} drafter: --spec-model"),
-        ((args.lora_rank or 0) > LORA_RANKS[-1],
+        (engine == "vllm" and (args.lora_rank or 0) > LORA_RANKS[-1],
          f"vLLM's adapters go up to rank {LORA_RANKS[-1]}"),
         (args.kv_link, {
             "vllm": "the same for the prefill and the decode pool, a router before both",

@@ -34,6 +34,14 @@ class TheRunbook(unittest.TestCase):
         self.assertAlmostEqual(self.plan["kv_tokens_held"] / self.plan["replicas"], 486_596,
                                delta=1)
 
+    def test_an_accepted_length_is_an_acceptance_to_the_plan_and_its_defence(self) -> None:
+        by_share = ask(WORKED + " --spec-accept 0.6 --spec-tokens 4")["plan"]["speculation"]
+        length = capacity.tokens_a_step(0.6, 4)
+        by_length = ask(f"{WORKED} --spec-accept-len {length!r} --spec-tokens 4")["plan"]
+        self.assertAlmostEqual(by_length["speculation"]["speedup"], by_share["speedup"])
+        self.assertIn("acceptance 0.6", text(f"{WORKED} --spec-accept-len {length!r} --spec-tokens "
+                                             "4 --defend").partition("DEFEND")[2])
+
     def test_the_floors_are_the_worked_ones(self) -> None:
         self.assertEqual(round(self.plan["tpot_floor_s"] * 1000), 15)
         long = self.plan["input_p99_tokens"]
