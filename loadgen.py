@@ -5672,7 +5672,8 @@ def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, fl
 
     Least squares of gaps beside no prefill on how many decode (d) and on how many tokens these hold
     (h): the part of h that d does not explain tells its cost a token, since requests come and go.
-    error: the standard one. None where no load or context differs.
+    Twice the gaps are left out that are far off the fit: something else made them long, a late
+    reader or a prefill. error: the standard one. None where no load or context differs.
     """
     if line is None:
         return None
@@ -5696,27 +5697,29 @@ def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, fl
                 decode[k] += 1
                 held[k] += n_in + bisect.bisect_right(stamps, times[k])
 
-    def centred(values: Sequence[float]) -> List[float]:
-        mean = sum(values) / len(values)
-        return [v - mean for v in values]
-
     def dot(a: Iterable[float], b: Iterable[float]) -> float:
         return math.fsum(map(operator.mul, a, b))
 
-    if len(times) < 30:
-        return None
-    d, h, y = centred(decode), centred(held), centred([gap_s for _, gap_s in quiet])
-    if not dot(d, d):
-        return None
-    per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
-    rest = [b - per_d * a for a, b in zip(d, h)]
-    if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
-        return None
-    late = [b - s_per_d * a for a, b in zip(d, y)]
-    s_per_token = dot(rest, late) / dot(rest, rest)
-    left = [b - s_per_token * a for a, b in zip(rest, late)]
-    error = math.sqrt(dot(left, left) / (len(times) - 3) / dot(rest, rest))
-    return {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+    found, rows = None, list(zip(decode, held, (gap_s for _, gap_s in quiet)))
+    for _ in range(3):
+        if len(rows) < 30:
+            break
+        means = [math.fsum(column) / len(rows) for column in zip(*rows)]
+        d, h, y = ([v - mean for v in column] for column, mean in zip(zip(*rows), means))
+        if not dot(d, d):
+            break
+        per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
+        rest = [b - per_d * a for a, b in zip(d, h)]
+        if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
+            break
+        late = [b - s_per_d * a for a, b in zip(d, y)]
+        s_per_token = dot(rest, late) / dot(rest, rest)
+        left = [b - s_per_token * a for a, b in zip(rest, late)]
+        error = math.sqrt(dot(left, left) / (len(rows) - 3) / dot(rest, rest))
+        found = {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+        least = 3 * sorted(map(abs, left))[len(left) // 2]
+        rows = [row for row, apart in zip(rows, left) if abs(apart) <= least]
+    return found
 
 
 def spikes_in(good: Records, limit_ns: int, spans: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
