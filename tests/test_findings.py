@@ -303,6 +303,13 @@ class Tokens(unittest.TestCase):
         self.assertEqual((found["name"], found["run"]), ("bandwidth", 0))
         self.assertIn("in flight, so 42.", found["evidence"])
 
+    def test_a_token_that_leaves_no_room_for_a_batch_is_high_at_low_load(self) -> None:
+        kind = loadgen.Profile(weights_s=0.022, max_num_batched_tokens=2048)
+        for rates in ([1], [1, 10]):
+            summary = summary_of(kind, Shape(rates, "500", "30"), loadgen.Slo(0.3, 0.0225, None,
+                                                                              0.99))
+            self.assertEqual(names(summary), ["bandwidth"])
+
     def test_a_step_that_a_batch_makes_long_is_not_high_at_low_load(self) -> None:
         for kind in (loadgen.Profile(weights_s=0.01, sequence_s=0.002), OVERLOADED):
             summary = summary_of(kind, Shape([10, 40], n_out="100"), TIGHT)
