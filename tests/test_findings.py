@@ -304,7 +304,7 @@ class Tokens(unittest.TestCase):
         self.assertIn("in flight, so 42.", found["evidence"])
 
     def test_a_token_that_leaves_no_room_for_a_batch_is_high_at_low_load(self) -> None:
-        kind = loadgen.Profile(weights_s=0.022, max_num_batched_tokens=2048)
+        kind = profile("healthy")._replace(weights_s=0.022)
         for rates in ([1], [1, 10]):
             summary = summary_of(kind, Shape(rates, "500", "30"), loadgen.Slo(0.3, 0.0225, None,
                                                                               0.99))
