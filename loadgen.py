@@ -5959,8 +5959,9 @@ def growth(c: Case) -> Tuple[str, bool]:
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
-            + (f"; KV use {kv:.0%} at most" if kv is not None else
-               "; KV use is not known, so work for each sequence would look the same")
+            + (f"; KV use {kv:.0%} at most" if kv is not None else "; KV use is not known"
+               + (", nor how many ran at once" if sure else
+                  ", so work for each sequence would look the same"))
             + (f", {batch:.0f} running" if batch is not None else "")
             + (f"; {min(1.0, max(0.0, share)):.0%} of what a sequence adds to a step goes with its "
                "context" if sure else "; so little KV can hardly slow a step so much" if small else
