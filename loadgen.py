@@ -5835,7 +5835,8 @@ def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, fl
 
     Least squares of gaps beside no prefill on how many decode (d) and on how many tokens these hold
     (h): the part of h that d does not explain tells its cost a token, since requests come and go.
-    error: the standard one. None where no load or context differs.
+    Twice the gaps are left out that are far off the fit: something else made them long, a late
+    reader or a prefill. error: the standard one. None where no load or context differs.
     """
     if line is None:
         return None
@@ -5859,27 +5860,29 @@ def context_share(good: Records, line: Optional[Facts]) -> Optional[Dict[str, fl
                 decode[k] += 1
                 held[k] += n_in + bisect.bisect_right(stamps, times[k])
 
-    def centred(values: Sequence[float]) -> List[float]:
-        mean = sum(values) / len(values)
-        return [v - mean for v in values]
-
     def dot(a: Iterable[float], b: Iterable[float]) -> float:
         return math.fsum(map(operator.mul, a, b))
 
-    if len(times) < 30:
-        return None
-    d, h, y = centred(decode), centred(held), centred([gap_s for _, gap_s in quiet])
-    if not dot(d, d):
-        return None
-    per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
-    rest = [b - per_d * a for a, b in zip(d, h)]
-    if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
-        return None
-    late = [b - s_per_d * a for a, b in zip(d, y)]
-    s_per_token = dot(rest, late) / dot(rest, rest)
-    left = [b - s_per_token * a for a, b in zip(rest, late)]
-    error = math.sqrt(dot(left, left) / (len(times) - 3) / dot(rest, rest))
-    return {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+    found, rows = None, list(zip(decode, held, (gap_s for _, gap_s in quiet)))
+    for _ in range(3):
+        if len(rows) < 30:
+            break
+        means = [math.fsum(column) / len(rows) for column in zip(*rows)]
+        d, h, y = ([v - mean for v in column] for column, mean in zip(zip(*rows), means))
+        if not dot(d, d):
+            break
+        per_d, s_per_d = dot(d, h) / dot(d, d), dot(d, y) / dot(d, d)
+        rest = [b - per_d * a for a, b in zip(d, h)]
+        if s_per_d <= 0 or dot(rest, rest) < 1e-6 * dot(h, h):
+            break
+        late = [b - s_per_d * a for a, b in zip(d, y)]
+        s_per_token = dot(rest, late) / dot(rest, rest)
+        left = [b - s_per_token * a for a, b in zip(rest, late)]
+        error = math.sqrt(dot(left, left) / (len(rows) - 3) / dot(rest, rest))
+        found = {"share": s_per_token * per_d / s_per_d, "error": error * abs(per_d) / s_per_d}
+        least = 3 * sorted(map(abs, left))[len(left) // 2]
+        rows = [row for row, apart in zip(rows, left) if abs(apart) <= least]
+    return found
 
 
 def spikes_in(good: Records, limit_ns: int, spans: Sequence[Tuple[int, int]]) -> Dict[str, Any]:
@@ -6076,17 +6079,21 @@ def one_token_s(runs: Sequence[Facts]) -> Optional[float]:
 
 
 def bandwidth(c: Case) -> str:
-    """The typical stream breaks the TPOT SLO with hardly anything beside it, or would alone."""
-    tpot, limit = c.p("tpot_s", "p50"), c.slo["tpot_s"]
-    alone_s = None if c.low or c.run is not c.runs[0] else one_token_s(c.runs)
-    if not (tpot and limit and tpot > limit and (c.low or (alone_s or 0.0) > limit)):
+    """TPOT misses, and a stream alone takes as long or, where growth() shows none, nearly so."""
+    worst, limit, least = c.p("tpot_s"), c.slo["tpot_s"], c._replace(run=c.runs[0])
+    alone_s = (least.p("tpot_s", "p50") if least.low else one_token_s(c.runs)) or 0.0
+    if not (limit and worst and worst > limit and alone_s > limit / GROWN_PAST_SLO
+            and not growth(c)[0]):
         return ""
     drafts = c.server("spec_acceptance")
-    return (f"TPOT p50 {of_slo(tpot, limit)} at {figure(c.run['in_flight_mean'])} in flight"
-            + (f", so {in_ms(alone_s)} ms alone by how it grows with the load" if alone_s else "")
+    return (f"TPOT p50 {in_ms(c.p('tpot_s', 'p50'))}, p99 {of_slo(worst, limit)} at "
+            f"{figure(c.run['in_flight_mean'])} in flight"
+            + (f", so {in_ms(alone_s)} ms alone by how it grows with the load" if not least.low
+               else f", p50 {in_ms(alone_s)} ms at {figure(least.run['in_flight_mean'])}"
+               if c.run is not least.run else "")
             + (f"; {drafts:.0%} of the drafts accepted" if drafts is not None else "")
             + (f"; the deployment has {in_ms(c.weights_s)} ms for reading weights, so "
-               + ("most of it is that" if c.weights_s > (alone_s or tpot) / 2 else
+               + ("most of it is that" if c.weights_s > alone_s / 2 else
                   "most of it is a fixed cost") if c.weights_s else ""))
 
 
@@ -6115,8 +6122,9 @@ def growth(c: Case) -> Tuple[str, bool]:
     return (f"a token takes {in_ms(gaps[-1])} ms at {figure(c.run['in_flight_mean'])} in flight, "
             f"{in_ms(gaps[0])} ms at {figure(least['in_flight_mean'])}; TPOT p99 "
             f"{of_slo(last['p99'], limit)}"
-            + (f"; KV use {kv:.0%} at most" if kv is not None else
-               "; KV use is not known, so work for each sequence would look the same")
+            + (f"; KV use {kv:.0%} at most" if kv is not None else "; KV use is not known"
+               + (", nor how many ran at once" if sure else
+                  ", so work for each sequence would look the same"))
             + (f", {batch:.0f} running" if batch is not None else "")
             + (f"; {min(1.0, max(0.0, share)):.0%} of what a sequence adds to a step goes with its "
                "context" if sure else "; so little KV can hardly slow a step so much" if small else

@@ -8,6 +8,7 @@ import array
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -302,6 +303,13 @@ class Tokens(unittest.TestCase):
         self.assertEqual((found["name"], found["run"]), ("bandwidth", 0))
         self.assertIn("in flight, so 42.", found["evidence"])
 
+    def test_a_token_that_leaves_no_room_for_a_batch_is_high_at_low_load(self) -> None:
+        kind = profile("healthy")._replace(weights_s=0.022)
+        for rates in ([1], [1, 10]):
+            summary = summary_of(kind, Shape(rates, "500", "30"), loadgen.Slo(0.3, 0.0225, None,
+                                                                              0.99))
+            self.assertEqual(names(summary), ["bandwidth"])
+
     def test_a_step_that_a_batch_makes_long_is_not_high_at_low_load(self) -> None:
         for kind in (loadgen.Profile(weights_s=0.01, sequence_s=0.002), OVERLOADED):
             summary = summary_of(kind, Shape([10, 40], n_out="100"), TIGHT)
@@ -341,6 +349,21 @@ class Growth(unittest.TestCase):
         mean = 550 + 30
         self.assertAlmostEqual(run["context_share"]["share"], mean / (mean + 200), delta=0.1)
         self.assertLess(run["context_share"]["error"], 0.05)
+
+    def test_gaps_that_a_late_reader_made_do_not_hide_the_context(self) -> None:
+        chance = random.Random(1)
+        for kind, share in ((loadgen.Profile(kv_s_per_token=2e-6), 0.92),
+                            (loadgen.Profile(sequence_s=1.1e-3), 0.0)):
+            work = loadgen.Work(loadgen.parse_lengths("500"), loadgen.parse_lengths("60"), 0, 1)
+            plan = loadgen.make_plan(loadgen.Load(4, None, 1.0, 100, None, None), work, 1, 1.0)
+            outcome = loadgen.simulate_plan(plan, 0, kind)
+            for record in outcome.records:
+                record.event_ns = array.array("q", (
+                    t + round((8e6 if chance.random() < 0.03 else 2e5) * chance.random())
+                    for t in record.event_ns))
+            found = loadgen.summarise(outcome, NO_SLO, True)["context_share"]
+            self.assertAlmostEqual(found["share"], share, delta=0.15)
+            self.assertLess(found["error"], 0.1)
 
     def test_a_constant_batch_tells_nothing_of_the_context(self) -> None:
         self.assertIsNone(loadgen.context_share([], None))
