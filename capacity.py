@@ -6773,9 +6773,9 @@ def why_speculation(at: Stand) -> Answered:
         f"batch {at.batch} runs at {intensity(d, at.batch):.0f} FLOP/B, the ridge is "
         f"{peak_flop_s(d) / d.gpu.bandwidth_bytes_s:.0f}: checking {gamma + 1} positions takes "
         f"{longer:.2f}x the step for {tokens_a_step(alpha, gamma):.2f} tokens, {gain:.2f}x with "
-        f"the drafter (acceptance {figure(alpha)}{' assumed' * assumed}), {users:.2f}x on the TPOT, "
-        f"prefill in it; {ranges_text(ranges)}. A bound: no fixed time, and the drafter's memory "
-        "comes on top",
+        f"the drafter (acceptance {figure(alpha)}{' assumed' * assumed}), {users:.2f}x on the "
+        f"TPOT, prefill in it; {ranges_text(ranges)}. A bound: no fixed time, and the drafter's "
+        "memory comes on top",
         f"it would make each answer up to {figure(users, 2)} times as fast at this load without "
         f"changing it{until}; to be promised after a measurement on your traffic" if gain > 1 else
         "at this load checking the guesses costs more than they save; it helps in quiet hours, and "
