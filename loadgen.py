@@ -5483,7 +5483,7 @@ def softplus(x: float) -> float:
 def rough_knee(points: Sequence[PointResult], target: float) -> float:
     """The log rate between the last point that met the target and the first that did not."""
     bad = min((p.rate_rps for p in points if fails(p, target)), default=math.inf)
-    good = max((p.rate_rps for p in points if not fails(p, target) and p.rate_rps < bad),
+    good = max((p.rate_rps for p in points if seems_fine(p, target) and p.rate_rps < bad),
                default=bad)
     return math.log(math.sqrt(good * min(bad, 2 * good)))
 
@@ -5572,8 +5572,9 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
             break
         points.append(point)
         usable = believed(points)
-        good = [p.rate_rps for p in usable if not fails(p, target)]
+        good = [p.rate_rps for p in usable if seems_fine(p, target)]
         bad = [p.rate_rps for p in usable if fails(p, target)]
+        doubtful = min((p.rate_rps for p in usable if not seems_fine(p, target)), default=math.inf)
         ceiling = min((p.rate_rps for p in points if p.verdict == LIMITED), default=math.inf)
         if misses_alone(usable, target):
             return answer(points, None, target, None, ALONE)
@@ -5582,6 +5583,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
             if sum(len(p.met) for p in usable if p.rate_rps == rate) >= n:
                 return answer(points, None, target, max(good), "this client could not send more: "
                               "a lower bound, --workers or another machine go further")
+        elif doubtful < min(bad, default=math.inf):
+            rate, n = doubtful, 2 * CERTAIN_N
         elif not bad and usable:
             rate = further(usable)
             n = max(SEARCH_START_N, min(budget // 8, math.ceil(STAY * rate * seconds_in(point))))
@@ -5598,12 +5601,13 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
                            fit.rate_rps if fit else math.exp(rough_knee(usable, target)))
             width = math.log(fit.high_rps / fit.low_rps)
             long = sum(len(p.met) for p in usable if 1 / NEAR < p.rate_rps / fit.rate_rps < NEAR)
-            sound = any(len(p.met) >= 200 and not fails(p, target) for p in usable)
+            sound = any(len(p.met) >= 200 and seems_fine(p, target) for p in usable)
             if width < 2 * PRECISION and long > 3 * clean_needed(target) and sound:
                 why = ""
                 break
-            rate = (math.sqrt(max(good) * min(bad)) if nothing_missed(usable) else
-                    fit.rate_rps * STEPS[len(points) % len(STEPS)])
+            rate = fit.rate_rps * STEPS[len(points) % len(STEPS)]
+            if nothing_missed(usable):  # halve the bracket, then ask again whether the queue grows
+                rate = min(bad) if min(bad) < 1.03 * max(good) else math.sqrt(max(good) * min(bad))
             rate = min(rate, 0.95 * ceiling, NEAR * min(bad))
             n = max(budget // (4 if width < 0.4 and long >= 200 else 12),
                     math.ceil(STAY * rate * seconds_in(point)))
@@ -5686,6 +5690,11 @@ def fails(point: PointResult, target: float) -> bool:
             or (point.verdict == "UNSTABLE" and n >= CERTAIN_N))
 
 
+def seems_fine(point: PointResult, target: float) -> bool:
+    """Whether it does not fail; one whose queue grew in too few requests to say does neither."""
+    return point.verdict != "UNSTABLE" and not fails(point, target)
+
+
 def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
            bound_rps: Optional[float], why: str) -> Search:
     """The search as reported: every point with its interval, and what it says."""
@@ -5694,8 +5703,7 @@ def answer(points: Sequence[PointResult], fit: Optional[Fit], target: float,
     for p in points:
         n, met = len(p.met), sum(p.met)
         low, high = share_interval(met, n / factor if met < n else n, n)
-        verdict = p.verdict if p.verdict == LIMITED or (
-            p.verdict == "UNSTABLE" and fails(p, target)) else (
+        verdict = p.verdict if p.verdict != "VALID" else (
             "meets" if low >= target else "misses" if high < target else "open")
         rows.append({"rate_rps": p.rate_rps, "offered": n, "attainment": met / n if n else None,
                      "low": low, "high": high, "verdict": verdict, "requests": p.requests})

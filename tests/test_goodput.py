@@ -78,6 +78,26 @@ class TheSearch(unittest.TestCase):
         self.assertEqual((found.rate_rps, found.high_rps), (found.points[-1]["rate_rps"], None))
         self.assertIn("lower bound", found.why)
 
+    def test_where_nothing_misses_the_knee_is_where_the_queue_begins_to_grow(self) -> None:
+        def loose(rate_rps: float, n: int, number: int) -> PointResult:
+            return queue(rate_rps, n, number, slo_s=math.inf,
+                         verdict="UNSTABLE" if rate_rps > READS_PER_S else "VALID")
+        found = search(loose)
+        assert found.rate_rps and found.low_rps and found.high_rps
+        self.assertLess(abs(found.rate_rps / READS_PER_S - 1), 0.15)
+        self.assertTrue(found.low_rps <= READS_PER_S <= found.high_rps)
+
+    def test_a_queue_that_grew_by_chance_is_asked_about_again(self) -> None:
+        seen = []
+
+        def startled(rate_rps: float, n: int, number: int) -> PointResult:
+            seen.append(rate_rps)
+            return queue(rate_rps, n, number, verdict="UNSTABLE" if number == 1 else "VALID")
+        found = search(startled)
+        assert found.rate_rps
+        self.assertEqual(seen[1:3], [2.0, 2.0])
+        self.assertLess(abs(found.rate_rps / KNEE_RPS - 1), 0.15)
+
     def test_a_client_at_its_limit_gives_a_lower_bound(self) -> None:
         def limited(rate_rps: float, n: int, number: int) -> PointResult:
             return queue(rate_rps, n, number,
