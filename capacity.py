@@ -3887,6 +3887,9 @@ def band_s(d: Deployment, batch: float, tpot_s: float, cal: Calibration) -> Tupl
     return min(tpot_s, max(tpot_s * cal.low, bound)), tpot_s * cal.high
 
 
+TTFT_ALONE = 1.5  # TTFT over prefill and one step with nobody else there: median of 15 points
+
+
 def expected_of(d: Deployment, batch: int, cal: Calibration,
                 held: Optional[RankWeights] = None) -> Expected:
     """TPOT and throughput with so many in flight, closed loop, prefill shared into the steps.
@@ -3903,7 +3906,8 @@ def expected_of(d: Deployment, batch: int, cal: Calibration,
     chunk = chunk_s(d, cal)
     for _ in range(8):
         decoding, step = then, expected_terms(d, then, cal, held).step_s
-        ttft = (cal.ttft_waits + cal.ttft_burst * batch) * (prefill + step)
+        waits = min(cal.ttft_waits, TTFT_ALONE * batch) + cal.ttft_burst * batch
+        ttft = waits * (prefill + step)
         own, others = gaps * step, (batch - 1) * prefill
         less = own + others - ttft
         decode_s = min((less + math.sqrt(less * less + 4 * own * ttft)) / 2, own + gaps * chunk)
@@ -4855,11 +4859,11 @@ def explain_expected(d: Deployment, e: Expected, cal: Calibration, answer: Answe
     for name, formula, source in EXPECTED_TERMS:
         answer.add(key + name, getattr(terms, name), "s", formula, source + EXPECTATION, **numbers)
     gaps = max(1.0, d.output_tokens - 1) if d.output_tokens else ENDLESS
-    answer.add(key + "ttft_s", e.ttft_s, "s", "max((ttft_waits + ttft_burst * batch) * (prefill_s "
-               "+ step_s), (batch - 1) * prefill_s * (1 + step_s / chunk_s) - decode_s)", "prompts "
-               "wait for each other, as measured; within a factor of two", **dict(
-                   numbers, prefill_s=prompt_prefill_s(d, cal), chunk_s=chunk_s(d, cal),
-                   decode_s=gaps * e.tpot_s))
+    answer.add(key + "ttft_s", e.ttft_s, "s", "max((min(ttft_waits, alone * batch) + ttft_burst * "
+               "batch) * (prefill_s + step_s), (batch - 1) * prefill_s * (1 + step_s / chunk_s) - "
+               "decode_s)", "prompts wait for each other, as measured; within a factor of two",
+               **dict(numbers, prefill_s=prompt_prefill_s(d, cal), chunk_s=chunk_s(d, cal),
+                      decode_s=gaps * e.tpot_s, alone=TTFT_ALONE))
     answer.add(key + "prefill_s", e.prefill_s, "s", source="of the TPOT: each of the others' "
                "prompts is prefilled once in a request's time in the system, "
                f"{count(CHUNK_TOKENS)} tokens a step at most; {EXPECTATION}")
@@ -5930,6 +5934,7 @@ def say_save(case: Case, answer: Answer) -> None:
         raise UserError(f"--save: {s.engine} would not start: {found.refusals[0].what}; "
                         f"{found.refusals[0].cure}")
     tokens = found.tokens if found else int(case.memory.max_seqs * d.ctx_tokens)
+    block = max(BLOCK_TOKENS["vllm"], s.block_tokens)  # a token each is as right, and slow to serve
     answer.add("saved", {
         "model": {"name": m.name, "params": m.params, "active_params": m.active_params,
                   "id": hf_id(m, case.tables)},
@@ -5951,8 +5956,8 @@ def say_save(case: Case, answer: Answer) -> None:
                          "basis": case.cal.basis},
         "step_time": {**step_profile(d, batch, case.cal), "max_num_seqs": s.max_num_seqs,
                       "max_num_batched_tokens": max(s.max_num_batched_tokens, s.max_num_seqs),
-                      "max_model_len": s.max_model_len, "block_tokens": s.block_tokens,
-                      "num_blocks": max(1, tokens // s.block_tokens), "prefix_caching": True}})
+                      "max_model_len": s.max_model_len, "block_tokens": block,
+                      "num_blocks": max(1, tokens // block), "prefix_caching": True}})
     moe = (f"; its expert reads are those of batch {batch}: too many below it, too few above"
            if m.experts else "")
     answer.say("SAVED", f"{os.path.basename(args.save)}: loadgen.py --mock {args.save} serves as "
