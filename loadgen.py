@@ -4938,7 +4938,8 @@ def verdict(summary: Facts, records: Records, outcome: Outcome) -> Tuple[str, Li
             from_ns = outcome.start_ns + round(session_s(work, summary["e2e_s"]["mean"]) / NS)
         ttft = [LATENCIES["ttft_s"](r) for r in records
                 if r.ok and r.first_ns and not r.turn and r.due_ns >= from_ns]
-        levels: Sequence[float] = [] if work.trace or work.turns else settled_levels(records)
+        levels: Sequence[float] = [] if work.trace or work.turns else settled_levels(
+            [r for r in records if r.ok])  # a stream that hangs is in nobody's queue
         for what, values, least, unit in (
                 ("in flight", levels, 3.0, ""),
                 ("TTFT", ttft, max(0.05, TTFT_RISE * (summary["e2e_s"]["mean"] or 0.0)), " s")):
@@ -4956,7 +4957,7 @@ def verdict(summary: Facts, records: Records, outcome: Outcome) -> Tuple[str, Li
         return "VALID", ["no request succeeded" if records else "nothing was due"]
     ends = [r.end_ns - r.due_ns for r in records if r.ok and r.end_ns is not None]
     spread_ns = records[-1].due_ns - records[0].due_ns
-    drain_ns = max((r.end_ns or 0 for r in records), default=0) - records[-1].due_ns
+    drain_ns = max(r.end_ns or 0 for r in records if r.ok) - records[-1].due_ns
     if not reasons and not outcome.plan.load.closed and len(records) >= 10 and (
             drain_ns > 2 * spread_ns > 0 and drain_ns > 5 * min(ends)):
         reasons.append(f"the requests of {figure(spread_ns * NS)} s took {figure(drain_ns * NS)} s "

@@ -333,6 +333,15 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(found["verdict"], "UNSTABLE")
         self.assertIn("queue grows", found["reasons"][0])
 
+    def test_streams_that_hang_are_no_queue(self) -> None:
+        records = []
+        for i in range(120):
+            records.append(record(i * 0.125, 0.05, number=i))
+            if i % 10 == 0:  # no output for a minute
+                records[-1].cls, records[-1].end_ns = "stalled", records[-1].due_ns + 60 * 10**9
+        found = summary_of(records)
+        self.assertEqual((found["verdict"], found["failures"]), ("VALID", {"stalled": 12}))
+
     def test_late_sending_is_the_clients_fault(self) -> None:
         health = loadgen.ClientHealth()
         health.lag_s.extend([0.001] * 90 + [0.05] * 10)
