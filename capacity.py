@@ -5180,7 +5180,7 @@ def say_engine(case: Case, answer: Answer) -> None:
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
-                 f"{dotted(NEWEST_VLLM)} on")
+                 f"version {dotted(NEWEST_VLLM)} on")
     elif s.engine == "vllm" and profile_of(d, s).optional and not log:
         without = without_option(d, s)
         room += (f"; {f'{without / GIB:.2f}' if without > 0 else 'none'} where FlashInfer is not "
@@ -5192,7 +5192,7 @@ def say_engine(case: Case, answer: Answer) -> None:
         "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
         f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
         f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
-        f"Available KV cache memory: {room}",
+        room,
         f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
         f"{found.concurrency:.2f}x",
         f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
