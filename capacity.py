@@ -6089,6 +6089,20 @@ def prefill_share_s(d: Deployment, batch: float) -> float:
     return batch * prefill_seconds(d, d.prompt_tokens) / max(1.0, d.output_tokens)
 
 
+def other_model(case: Case, summary: Mapping[str, Any], deploy: Optional[Mapping[str, Any]]) -> str:
+    """The model that a run names, by its deployment else its target; '' where it is the one asked.
+
+    A fine-tune, a quantised copy or a path of the same name is the same.
+    """
+    told: Any = (deploy or {}).get("model"), summary.get("target")
+    names = [value.get(key) for value, key in zip(told, ("name", "model"))
+             if isinstance(value, dict)]
+    name = next((name for name in names if name and isinstance(name, str)), "")
+    own = case.d.model.name, checkpoint_of(case.args, case.d)[0]
+    same = {bare_name(other.rstrip("/")) for other in (*own, *(known_as(n)[0] for n in own))}
+    return "" if not name or {bare_name(name.rstrip("/")), known_as(name)[0]} & same else name
+
+
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
               "compute": "arithmetic", "prefill": "prefill mixed into the steps",
               "comm": "traffic between GPUs"}
@@ -6102,9 +6116,13 @@ def say_measured(case: Case, answer: Answer) -> None:
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
     rows = answer.add(key + "runs", [measured_row(case, run, target) for run in told])
-    answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
-               "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
-               f"replica); expectation: {case.cal.basis}")
+    answer.say("MEASURED", f"{counted(len(rows), 'run')} of "
+               f"{os.path.basename(os.path.abspath(folder))}; ms; bound and expectation at the "
+               "batch that decoded (output tok/s x TPOT, a replica); expectation: "
+               f"{case.cal.basis}")
+    other = other_model(case, summary, deploy)
+    if other:
+        answer.say("", f"note: the run says model {other}; judged as {case.d.model.name}")
     answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
     for row in rows:
         if row["verdict"] in NOT_TRUSTED:

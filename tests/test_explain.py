@@ -264,6 +264,24 @@ class Measured(unittest.TestCase):
         self.assertEqual((code, err.count("\n")), (2, 1))
         self.assertIn("no summary.json", err)
 
+    def test_a_run_is_called_by_its_folder_however_that_is_written(self) -> None:
+        for folder in (RUN, RUN + "/", RUN + "/."):
+            self.assertIn("of run; ms;", " ".join(run("--measured", folder)[1].split()))
+
+    def test_a_run_of_another_model_is_said_to_be_one(self) -> None:
+        def served(name: Any) -> Callable[[Any], None]:
+            return lambda summary: summary.update(target={"model": name})
+
+        note = "note: the run says model %s; judged as llama-3.1-8b"
+        for name, deploy, says in (
+                ("mock-model", True, "llama-3.1-70b"), ("Qwen/Qwen3-8B", False, "Qwen/Qwen3-8B"),
+                ("meta-llama/Llama-3.1-8B-Instruct", False, ""), ("llama-3.1-8b", False, ""),
+                (None, False, ""), (7, False, "")):
+            out = self.told(served(name), "llama-3.1-8b", deploy, json_=False)[1]
+            self.assertEqual(note % says in out, bool(says), name)
+            self.assertEqual("the run says" in out, bool(says), name)
+        self.assertNotIn("the run says", self.told(served("any"), json_=False)[1])
+
     def test_a_saved_file_cannot_make_it_write(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(os.path.join(RUN, "summary.json"), folder)
