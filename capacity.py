@@ -6434,9 +6434,8 @@ def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) ->
 
 
 def selector(case: Case) -> str:
-    """The label selector of this model's series, as PromQL."""
-    return ("{model_name=" + json.dumps(hf_id(case.d.model, case.tables) or case.d.model.name)
-            + "}")
+    """The label selector of this model's series, as PromQL: the name that LAUNCH serves it by."""
+    return "{model_name=" + json.dumps(checkpoint_of(case.args, case.d)[0]) + "}"
 
 
 def hf_id(model: Model, tables: Mapping[str, Any]) -> Optional[str]:
@@ -8472,8 +8471,9 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
     meant_as_path = (os.path.lexists(name) or name.startswith((".", "/", "~"))
                      or name.endswith(".json") or name.count("/") > 1)
     if args.preset is None and (args.config or meant_as_path):
-        return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
-                                     *read_checkpoint(name))
+        path = os.path.abspath(name)
+        folder = os.path.dirname(path) if os.path.basename(path) == "config.json" else path
+        return model_from_checkpoint(os.path.basename(folder), *read_checkpoint(name))
     row = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
     if row is None and "/" in name:
         row = next((r for r in rows if bare_name(name) in map(bare_name, (

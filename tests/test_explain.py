@@ -359,6 +359,19 @@ class Autoscale(unittest.TestCase):
                 self.assertNotIn("gpu_util", signal["query"].lower())
             self.assertIn(f"absent({prefix}", found["alerts"])
 
+    def test_the_series_asked_for_are_of_the_model_that_is_launched(self) -> None:
+        config = os.path.join(HERE, "data", "configs", "Qwen--Qwen3-8B")
+        pasted = "vllm serve Qwen/Qwen3-8B -tp 1"
+        for argv in ([config], [config + "/config.json"], ["llama-3.1-8b"], ["--from", pasted],
+                     ["meta-llama/Llama-3.1-8B-Instruct"]):
+            code, out, err = run(*argv, "--rate", "5", "--workload", "chat", "--tp", "1",
+                                 "--autoscale", "--engine", "vllm", "--json")
+            self.assertEqual((code, err), (0, ""), argv)
+            found = json.loads(out)
+            launched = found["engine"]["command"].split()[2]
+            for signal in found["autoscale"]["signals"]:
+                self.assertIn(f'{{model_name="{launched}"}}', signal["query"])
+
     def test_scaling_to_zero_pays_only_where_a_cold_start_is_tolerated(self) -> None:
         strict = ask(PLAN + " --gpu-price 2.5 --serverless-price 0.9 --autoscale")["autoscale"]
         self.assertFalse(strict["scale_to_zero"]["pays"])
