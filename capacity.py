@@ -83,6 +83,15 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
 
 
+def mean_count(value: float) -> str:
+    """A mean number of things: whole, but two digits under one.
+
+    >>> mean_count(61.5), mean_count(0.187)
+    ('62', '0.19')
+    """
+    return count(value) if value >= 1 else figure(value, 2)
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
     import difflib
@@ -4086,9 +4095,9 @@ class Plan(NamedTuple):
     def slots_text(self) -> str:
         """Where max_num_seqs comes from."""
         if self.load.given_seqs:
-            return f"as given; {count(self.seated)} in flight a replica"
+            return f"as given; {mean_count(self.seated)} in flight a replica"
         most = f", at most {SEQS_MOST:,}" if self.seated * SEQS_MARGIN > SEQS_MOST else ""
-        return f"{count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
+        return f"{mean_count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4145,6 +4154,11 @@ class Candidate(NamedTuple):
     plan: Plan
     per_hour: Optional[float]
 
+    @property
+    def work(self) -> float:
+        """What candidates are compared for: the rate where each has its own, else all the same."""
+        return 1.0 if self.plan.load.rate_rps else self.plan.rate_rps
+
 
 RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("nvidia",)}  # vendors
 
@@ -4185,7 +4199,7 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
     """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is).
 
-    Left out are those before the best of each GPU that the engine would refuse.
+    Without a rate each is planned at one of its own, so the cheapest is by output token. Left out are those before the best of each GPU that the engine would refuse.
     """
     found, engine = [], args.engine or "vllm"
     for other in candidates(d, args, tables):
@@ -4193,7 +4207,7 @@ def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> L
         if plan.replicas:
             price = price_of(args, other.gpu.name)
             found.append(Candidate(other, plan, price and price * plan.gpus))
-    found.sort(key=lambda c: (c.per_hour or 0.0, c.plan.gpus, c.d.gpu.memory_bytes,
+    found.sort(key=lambda c: ((c.per_hour or 0.0) / c.work, c.plan.gpus / c.work, c.d.gpu.memory_bytes,
                               -c.d.weight_bytes, -c.d.kv.bytes))
     kept: List[Candidate] = []
     for c in found:
@@ -5471,7 +5485,7 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
         return
     answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
-               f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
+               f"{mean_count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
                f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
                f"planned {'' if held >= wanted else 'do NOT '}hold them"
@@ -5713,9 +5727,11 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
                f"{plan.spares} more replica for N+1")
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
     low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
-    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
-               f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
-               f"expected, room for {count(plan.in_flight)} planned")
+    of = "" if load.rate_rps else " (no rate was given)"
+    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s{of} of "
+               f"{count(load.input_len.mean)} tokens in, {count(load.output_len.mean)} out: about "
+               f"{mean_count(expected)} at once expected"
+               + (f", room for {mean_count(plan.in_flight)} planned" if load.rate_rps else ""))
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
                f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
@@ -5779,12 +5795,14 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     longest = answer.add("plan.inverse.longest_context_tokens", int(
         low * one.mean + load.output_len.mean) if low > 1e-4 else 0, "tokens",
         source="every limit of the fixed point, prompts scaled, by bisection")
-    lines = [f"at most {counted(users or 0, 'user')} in flight on "
+    most = f"at most {counted(users, 'user')}" if users else "under one user, on average,"
+    lines = [f"{most} in flight on "
              f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
-        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else 'fewest GPUs'}: {top}")
+        least = "fewest GPUs" if load.rate_rps else "fewest GPU-hours a token"
+        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else least}: {top}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
@@ -5812,19 +5830,25 @@ def say_search(case: Case, answer: Answer) -> None:
     """The cheapest deployments that meet the load, best of each GPU first."""
     if not case.ranked:
         if case.searched:
-            answer.say("SEARCH", "none of the deployments tried meets this load; one is answered "
-                       "below to show what breaks")
+            answer.say("SEARCH", "none of the deployments tried can do this; one is answered below "
+                       "to show what breaks")
         return
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
         best.setdefault(found.d.gpu.name, found)
-    basis = "cost" if case.ranked[0].per_hour else "GPUs (no --gpu-price)"
-    answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
-               f"{basis}, the first is answered below")
+    first = case.ranked[0]
+    basis = "cost" if first.per_hour else "GPUs (no --gpu-price)"
+    met = "meet the load"
+    if not first.plan.load.rate_rps:
+        basis = ("cost" if first.per_hour else "GPU-hours (no --gpu-price)") + " per output token"
+        met = "meet the SLOs" if first.plan.load.slos else "hold a request"
+        met += f", each planned at {HEADROOM:.0%} of its own rate as none is given"
+    answer.say("SEARCH", f"{len(case.ranked)} deployments {met}; the best of each GPU by {basis}, "
+               "the first is answered below")
     answer.table(SEARCH, [candidate_row(c) for c in list(best.values())[:8]])
     widest = [max(c.d.weight_bytes for c in case.ranked), max(c.d.kv.bytes for c in case.ranked)]
     if [case.d.weight_bytes, case.d.kv.bytes] != widest:
-        kept = "none of those tried meets the load"
+        kept = "none of those tried can do this"
         for c in case.ranked:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
