@@ -4199,7 +4199,8 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
     """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is).
 
-    Without a rate each is planned at one of its own, so the cheapest is by output token. Left out are those before the best of each GPU that the engine would refuse.
+    Without a rate each is planned at one of its own, so the cheapest is by output token. Left out
+    are those before the best of each GPU that the engine would refuse.
     """
     found, engine = [], args.engine or "vllm"
     for other in candidates(d, args, tables):
@@ -4207,8 +4208,8 @@ def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> L
         if plan.replicas:
             price = price_of(args, other.gpu.name)
             found.append(Candidate(other, plan, price and price * plan.gpus))
-    found.sort(key=lambda c: ((c.per_hour or 0.0) / c.work, c.plan.gpus / c.work, c.d.gpu.memory_bytes,
-                              -c.d.weight_bytes, -c.d.kv.bytes))
+    found.sort(key=lambda c: ((c.per_hour or 0.0) / c.work, c.plan.gpus / c.work,
+                              c.d.gpu.memory_bytes, -c.d.weight_bytes, -c.d.kv.bytes))
     kept: List[Candidate] = []
     for c in found:
         if any(c.d.gpu.name == other.d.gpu.name for other in kept) or not reckon(
@@ -4401,8 +4402,27 @@ def say_memory(case: Case, answer: Answer) -> None:
             limit = f", at most {count(c.window)} tokens" if c.window else ""
             answer.say("", f"{c.layers} {c.kind} layers: {size}/" + (
                 "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
+    for note in engine_against_budget(case, tokens) if memory.fits and case.args.engine else ():
+        answer.say("note", note)
     if not memory.fits or (d.asked or 1) > case.holds:
         say_short(case, d.asked or 1, answer)
+
+
+def engine_against_budget(case: Case, tokens: int) -> List[str]:
+    """Where the prediction of an engine's start and this budget part; tokens: the budget's."""
+    d, s, _, found = predicted(case)
+    name = s.engine + own_defaults(case, s)
+    if found.refusals:
+        return [f"the budget fits with its {figure(case.d.reserve_bytes / GIB)} GiB reserve; "
+                f"{name} would refuse to start, see REFUSES"]
+    theirs = found.tokens * (d.attention_dp if s.engine == "vllm" else 1)
+    if abs(theirs - tokens) <= NEAR_TOKENS * tokens:
+        return []
+    return [f"{name} would hold {count(theirs)} KV tokens (ENGINE); everything else here counts "
+            f"with the budget's {count(tokens)}"]
+
+
+NEAR_TOKENS = 0.03  # a prediction this near to the budget is the same
 
 
 def sequences_text(seqs: float) -> str:
@@ -5172,14 +5192,25 @@ ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_wor
 BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 
 
-def say_engine(case: Case, answer: Answer) -> None:
-    """What the engine will log at start-up, and what it would refuse."""
+def predicted(case: Case) -> Tuple[Deployment, Settings, Logged, EngineAnswer]:
+    """The engine's start-up, with what a log says put over it."""
     d, s = case.d, started_with(case)
     log = case.args.startup_log or {}
     if log:
         d, s = as_logged(d, s, log, case.args)
     logged = logged_of(d, s, log)
-    found = engine_answer(d, s, logged)
+    return d, s, logged, engine_answer(d, s, logged)
+
+
+def own_defaults(case: Case, s: Settings) -> str:
+    """What to add to the engine's name where nothing sets its limits."""
+    return "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
+
+
+def say_engine(case: Case, answer: Answer) -> None:
+    """What the engine will log at start-up, and what it would refuse."""
+    log = case.args.startup_log or {}
+    d, s, logged, found = predicted(case)
     record_engine(d, s, found, answer)
     m = found.memory
     parts = [f"{name} {size / GIB:.2f}" for name, size in (
@@ -5189,7 +5220,6 @@ def say_engine(case: Case, answer: Answer) -> None:
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else
              "the share is of what is free before loading")
-    own = "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
     room = f"Available KV cache memory: {room_text(found)}"
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
@@ -5203,8 +5233,9 @@ def say_engine(case: Case, answer: Answer) -> None:
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
     answer.say(
-        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
-        f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
+        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}"
+        f"{own_defaults(case, s)}: {m.requested_bytes / GIB:.2f} GiB of "
+        f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = "
         f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
         room,
         f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
@@ -7427,12 +7458,22 @@ def say_launch(case: Case, answer: Answer) -> None:
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    refused = engine_answer(case.d, launch.own).refusals
+    refused = engine_answer(case.d, written_out(launch, case.d)).refusals
+    if differing and not refused and engine_answer(case.d, own).refusals:
+        notes = [*notes, "with the limits of this command the engine is not expected to refuse"]
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
     answer.lines += ["", *command.split("\n")]
+
+
+def written_out(launch: Launch, d: Deployment) -> Settings:
+    """What the engine has once the command's limits are given to it."""
+    if launch.engine == "sglang":  # its limits are of all ranks
+        return launch.own
+    return engine_settings(d, launch.own.asked._replace(
+        max_num_seqs=launch.max_num_seqs, max_num_batched_tokens=launch.max_num_batched_tokens))
 
 
 # Reading a pasted command.
