@@ -3759,12 +3759,21 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
     absent = [what for what, word in (
         (engine, engine), (arch or d.gpu.name, arch),
         (f"{bits}-bit weights on {arch or d.gpu.name}", f"{arch}/{bits}")) if word not in known]
+    absent = absent[:1] + unmeasured_layout(d)
     wider = WIDER if absent else 1.0
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
+    if d.kv.bytes < KV["bf16"].bytes:
+        basis += "; their KV precision is not known"
     if absent:
-        basis = f"{absent[0]} not measured, so a wider band; {basis}"
+        basis = f"{' and '.join(absent)} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
+
+
+def unmeasured_layout(d: Deployment) -> List[str]:
+    """What of a layout no measured point states: they are of TP alone."""
+    return [name for name, ranks in (("PP", d.pp), ("EP", d.ep), ("DP attention", d.attention_dp),
+                                     ("context parallelism", max(d.dcp, d.pcp))) if ranks > 1]
 
 
 ENDLESS = 1e9  # makes a term vanish: so many tokens, or times the GPU's rate
@@ -4853,8 +4862,12 @@ def say_expected(case: Case, answer: Answer) -> None:
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch == held < asked else
              f"; --max-num-seqs lets {batch} of {asked} run, the rest wait" if batch < asked else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+    terms = expected_terms(d, e.decoding, case.cal, rank_weights(d))
+    held_at = ("; no faster than the bound, where it would come out"
+               if terms.step_s == terms.bound_s else "")
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
-               f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
+               f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}{held_at}), "
+               f"{count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
 
 
