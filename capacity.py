@@ -5111,7 +5111,13 @@ def say_cost(case: Case, answer: Answer) -> None:
                      "with the input in it")
     answer.say("COST", *lines)
     if args.serverless_price is not None:
-        say_break_even(case, answer, hourly, typical or tok_s)
+        expected = next((step.value for step in answer.steps
+                         if step.key == "expected.output_tok_s"), None)
+        planned = case.plan and not d.asked  # EXPECT is then of the plan's batch, not the most
+        say_break_even(case, answer, hourly, *(
+            (args.tok_s, "measured (--tok-s)") if args.tok_s else
+            (expected, "that EXPECT has") if expected and not planned else
+            (typical or tok_s, f"of {TYPICAL_MBU:.0%} MBU" if typical else "of the bound")))
 
 
 PER_1M = "per_hour / (tok_s * 3600) * 1e6"
@@ -5122,8 +5128,9 @@ def per_1m(per_hour: float, tok_s: float) -> float:
     return per_hour / (tok_s * HOUR_S) * MEGA
 
 
-def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> None:
-    """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
+def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float, basis: str) -> None:
+    """Tokens an hour from which dedicated GPUs are cheaper than a price per token; tok_s: what this
+    deployment does, by its basis."""
     price, gpus, key = case.args.serverless_price, case.d.gpus, "break_even."
     per_gpu = answer.work(key + "tokens_per_hour_per_gpu", "tokens/h",
                           "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
@@ -5134,10 +5141,9 @@ def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> N
                 "deployment $/h over $/token", per_hour=hourly, price_per_1m=price)
     rate = answer.work(key + "tok_s", "tok/s", "tokens_per_hour / 3600", "sustained")
     share = answer.work(key + "share_of_tok_s", "", "break_even / tok_s",
-                        "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
-    reach = (f"{share:.0%} of the {count(tok_s)} tok/s it can be expected to do" if share <= 1 else
-             f"more than the {count(tok_s)} tok/s it can be expected to do: serverless is cheaper "
-             "at any load")
+                        f"against the tok/s {basis}", break_even=rate, tok_s=tok_s)
+    reach = (f"{share:.0%} of the {count(tok_s)} tok/s {basis}" if share <= 1 else f"more than the "
+             f"{count(tok_s)} tok/s {basis}: serverless is cheaper at any load")
     all_gpus = f" ({count(rate)} for all {gpus})" if gpus > 1 else ""
     answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
                f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(each)} tok/s "
