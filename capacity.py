@@ -4394,13 +4394,15 @@ def say_memory(case: Case, answer: Answer) -> None:
     tokens = answer.work("memory.max_kv_tokens", "tokens", "round(max_seqs * ctx)", BUDGET)
     answer.add("memory.fits", memory.fits)
 
+    short = not memory.fits or (d.asked or 1) > case.holds
+    fits = "FITS" + f" ({case.holds} of {d.asked} sequences)" * short
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
     total = (weights + memory.adapter_bytes + d.reserve_bytes + pool) / GIB
     answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f}{lora} + reserve "
                f"{d.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
                f"{d.util * d.gpu.memory_bytes / GIB:.2f}) "
-               + ("FITS" if memory.fits else "DOES NOT FIT"))
+               + (fits if memory.fits else "DOES NOT FIT"))
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
@@ -4413,7 +4415,7 @@ def say_memory(case: Case, answer: Answer) -> None:
                 "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
     for note in engine_against_budget(case, tokens) if memory.fits and case.args.engine else ():
         answer.say("note", note)
-    if not memory.fits or (d.asked or 1) > case.holds:
+    if short:
         say_short(case, d.asked or 1, answer)
 
 
@@ -4474,8 +4476,9 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
         text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
     options = answer.add("memory.would_fit", what_would_do(d, wanted, case.tables))
     answer.say("SHORT", text)
-    answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
-               "weight together, or a smaller model")
+    answer.say("WOULD DO", f"{'; '.join(options)}; in brackets, the sequences that each holds"
+               if options else "nothing nearby: more GPUs and fewer bytes a weight together, or a "
+               "smaller model")
 
 
 def what_would_do(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
@@ -4647,6 +4650,7 @@ def say_comm(case: Case, answer: Answer) -> None:
     batch = d.asked or case.batch
     if not batch:
         return
+    runs = f" as asked ({case.batch} run)" if case.batch < batch else ""
     step_s = decode_step(d, batch).step_s
     lines, rows = [], []
     for c in decode_collectives(d, batch):
@@ -4662,8 +4666,8 @@ def say_comm(case: Case, answer: Answer) -> None:
         lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link"
                      if seconds is None or link is None else
                      f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
-                     f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
-                     "step")
+                     f"+{figure(seconds / MS)} ms at batch {batch}{runs}, {seconds / step_s:.1%} "
+                     "of the step")
     answer.add("collectives", rows)
     if lines:
         answer.say("COMM", "not in the bound, and the latency of each comes on top:", *lines)

@@ -393,6 +393,15 @@ class Sections(unittest.TestCase):
         self.assertEqual(answer["decode"]["table"], [])
         self.assertIsNone(answer["decode"]["single_stream_tok_s"])
 
+    def test_what_fits_but_not_for_all_that_are_asked_says_how_many_run(self) -> None:
+        out = " ".join(text("llama-3.1-70b --tp 4 --concurrency 64").split())
+        for words in ("FITS (59 of 64 sequences)", "at batch 64 as asked (59 run)",
+                      "in brackets, the sequences that each holds"):
+            self.assertEqual(out.count(words), 1, words)
+        out = " ".join(text("llama-3.1-70b --tp 4 --concurrency 16").split())
+        self.assertNotIn("FITS (", out)
+        self.assertIn("ms at batch 16, ", out)
+
     def test_a_context_too_long_says_which_would_fit(self) -> None:
         self.assertIn("--ctx up to 27,843 would fit", text("llama-3.1-70b --tp 2 --ctx 100000"))
 
