@@ -445,6 +445,13 @@ class Changes(unittest.TestCase):
         self.assertEqual(changed("--from", self.BASE, *self.LOAD), {})
         self.assertIn("nothing", run("--from", self.BASE, *self.LOAD)[1])
 
+    def test_the_command_after_the_changes_is_said_to_be_without_them(self) -> None:
+        said = "limits it left out are set by the figures above, CHANGE is NOT applied"
+        pasted = run("--from", "vllm serve meta-llama/Llama-3.1-70B -tp 4 --max-num-seqs 256")[1]
+        self.assertIn(said, " ".join(pasted.split()))
+        self.assertIn("--max-num-seqs 256 \\\n", pasted)
+        self.assertNotIn("NOT applied", run("llama-3.1-8b", "--engine", "vllm")[1])
+
     def test_each_fault_alone_is_found(self) -> None:
         for old, new, flag, suggested in (
                 (" --gpu-memory-utilization 0.9", "", "--gpu-memory-utilization", "0.9"),
