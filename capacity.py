@@ -83,6 +83,15 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
 
 
+def mean_count(value: float) -> str:
+    """A mean number of things: whole, but two digits under one.
+
+    >>> mean_count(61.5), mean_count(0.187)
+    ('62', '0.19')
+    """
+    return count(value) if value >= 1 else figure(value, 2)
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
     import difflib
@@ -3750,12 +3759,21 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
     absent = [what for what, word in (
         (engine, engine), (arch or d.gpu.name, arch),
         (f"{bits}-bit weights on {arch or d.gpu.name}", f"{arch}/{bits}")) if word not in known]
+    absent = absent[:1] + unmeasured_layout(d)
     wider = WIDER if absent else 1.0
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
+    if d.kv.bytes < KV["bf16"].bytes:
+        basis += "; their KV precision is not known"
     if absent:
-        basis = f"{absent[0]} not measured, so a wider band; {basis}"
+        basis = f"{' and '.join(absent)} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
+
+
+def unmeasured_layout(d: Deployment) -> List[str]:
+    """What of a layout no measured point states: they are of TP alone."""
+    return [name for name, ranks in (("PP", d.pp), ("EP", d.ep), ("DP attention", d.attention_dp),
+                                     ("context parallelism", max(d.dcp, d.pcp))) if ranks > 1]
 
 
 ENDLESS = 1e9  # makes a term vanish: so many tokens, or times the GPU's rate
@@ -4090,9 +4108,9 @@ class Plan(NamedTuple):
     def slots_text(self) -> str:
         """Where max_num_seqs comes from."""
         if self.load.given_seqs:
-            return f"as given; {count(self.seated)} in flight a replica"
+            return f"as given; {mean_count(self.seated)} in flight a replica"
         most = f", at most {SEQS_MOST:,}" if self.seated * SEQS_MARGIN > SEQS_MOST else ""
-        return f"{count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
+        return f"{mean_count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -4149,6 +4167,11 @@ class Candidate(NamedTuple):
     plan: Plan
     per_hour: Optional[float]
 
+    @property
+    def work(self) -> float:
+        """What candidates are compared for: the rate where each has its own, else all the same."""
+        return 1.0 if self.plan.load.rate_rps else self.plan.rate_rps
+
 
 RUNS_ON = {"vllm": ("nvidia", "amd"), "sglang": ("nvidia", "amd"), "trtllm": ("nvidia",)}  # vendors
 
@@ -4189,7 +4212,8 @@ def candidates(d: Deployment, args: Any, tables: Mapping[str, Any]) -> List[Depl
 def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> List[Candidate]:
     """Every candidate that meets the load, the cheapest first (fewest GPUs where no price is).
 
-    Left out are those before the best of each GPU that the engine would refuse.
+    Without a rate each is planned at one of its own, so the cheapest is by output token. Left out
+    are those before the best of each GPU that the engine would refuse.
     """
     found, engine = [], args.engine or "vllm"
     for other in candidates(d, args, tables):
@@ -4197,8 +4221,8 @@ def search(d: Deployment, args: Any, load: Load, tables: Mapping[str, Any]) -> L
         if plan.replicas:
             price = price_of(args, other.gpu.name)
             found.append(Candidate(other, plan, price and price * plan.gpus))
-    found.sort(key=lambda c: (c.per_hour or 0.0, c.plan.gpus, c.d.gpu.memory_bytes,
-                              -c.d.weight_bytes, -c.d.kv.bytes))
+    found.sort(key=lambda c: ((c.per_hour or 0.0) / c.work, c.plan.gpus / c.work,
+                              c.d.gpu.memory_bytes, -c.d.weight_bytes, -c.d.kv.bytes))
     kept: List[Candidate] = []
     for c in found:
         if any(c.d.gpu.name == other.d.gpu.name for other in kept) or not reckon(
@@ -4374,13 +4398,15 @@ def say_memory(case: Case, answer: Answer) -> None:
     tokens = answer.work("memory.max_kv_tokens", "tokens", "round(max_seqs * ctx)", BUDGET)
     answer.add("memory.fits", memory.fits)
 
+    short = not memory.fits or (d.asked or 1) > case.holds
+    fits = "FITS" + f" ({case.holds} of {d.asked} sequences)" * short
     lora = f" + LoRA {memory.adapter_bytes / GIB:.2f}" if memory.adapter_bytes else ""
     total = (weights + memory.adapter_bytes + d.reserve_bytes + pool) / GIB
     answer.say("MEMORY/GPU", f"weights {weights / GIB:.2f}{lora} + reserve "
                f"{d.reserve_bytes / GIB:.2f} + KV pool {pool / GIB:.2f} = {total:.2f} GiB "
                f"({d.util:.2f} x {figure(d.gpu.memory_bytes / GIB, 4)} = "
                f"{d.util * d.gpu.memory_bytes / GIB:.2f}) "
-               + ("FITS" if memory.fits else "DOES NOT FIT"))
+               + (fits if memory.fits else "DOES NOT FIT"))
     each = " a replica" if d.replicas > 1 or d.attention_dp > 1 else ""
     answer.say("KV", f"{scaled(per_token, 'B')}/token/GPU -> {count(tokens)} tokens{each} = "
                f"{sequences_text(seqs)} sequences at {count(d.ctx_tokens)} "
@@ -4391,8 +4417,27 @@ def say_memory(case: Case, answer: Answer) -> None:
             limit = f", at most {count(c.window)} tokens" if c.window else ""
             answer.say("", f"{c.layers} {c.kind} layers: {size}/" + (
                 "sequence/GPU, whatever its length" if c.state_bytes else f"token/GPU{limit}"))
-    if not memory.fits or (d.asked or 1) > case.holds:
+    for note in engine_against_budget(case, tokens) if memory.fits and case.args.engine else ():
+        answer.say("note", note)
+    if short:
         say_short(case, d.asked or 1, answer)
+
+
+def engine_against_budget(case: Case, tokens: int) -> List[str]:
+    """Where the prediction of an engine's start and this budget part; tokens: the budget's."""
+    d, s, _, found = predicted(case)
+    name = s.engine + own_defaults(case, s)
+    if found.refusals:
+        return [f"the budget fits with its {figure(case.d.reserve_bytes / GIB)} GiB reserve; "
+                f"{name} would refuse to start, see REFUSES"]
+    theirs = found.tokens * (d.attention_dp if s.engine == "vllm" else 1)
+    if abs(theirs - tokens) <= NEAR_TOKENS * tokens:
+        return []
+    return [f"{name} would hold {count(theirs)} KV tokens (ENGINE); everything else here counts "
+            f"with the budget's {count(tokens)}"]
+
+
+NEAR_TOKENS = 0.03  # a prediction this near to the budget is the same
 
 
 def sequences_text(seqs: float) -> str:
@@ -4435,8 +4480,9 @@ def say_short(case: Case, wanted: int, answer: Answer) -> None:
         text += f"; --ctx up to {count(int(memory.max_seqs * d.ctx_tokens))} would fit"
     options = answer.add("memory.would_fit", what_would_do(d, wanted, case.tables))
     answer.say("SHORT", text)
-    answer.say("WOULD DO", "; ".join(options) or "nothing nearby: more GPUs and fewer bytes a "
-               "weight together, or a smaller model")
+    answer.say("WOULD DO", f"{'; '.join(options)}; in brackets, the sequences that each holds"
+               if options else "nothing nearby: more GPUs and fewer bytes a weight together, or a "
+               "smaller model")
 
 
 def what_would_do(d: Deployment, wanted: int, tables: Mapping[str, Any]) -> List[str]:
@@ -4608,6 +4654,7 @@ def say_comm(case: Case, answer: Answer) -> None:
     batch = d.asked or case.batch
     if not batch:
         return
+    runs = f" as asked ({case.batch} run)" if case.batch < batch else ""
     step_s = decode_step(d, batch).step_s
     lines, rows = [], []
     for c in decode_collectives(d, batch):
@@ -4623,8 +4670,8 @@ def say_comm(case: Case, answer: Answer) -> None:
         lines.append(f"{c.times:.0f} x {c.name}: no link known, give --link"
                      if seconds is None or link is None else
                      f"{c.times:.0f} x {c.name} of {figure(c.bytes / MEGA)} MB over {link.name}: "
-                     f"+{figure(seconds / MS)} ms at batch {batch}, {seconds / step_s:.1%} of the "
-                     "step")
+                     f"+{figure(seconds / MS)} ms at batch {batch}{runs}, {seconds / step_s:.1%} "
+                     "of the step")
     answer.add("collectives", rows)
     if lines:
         answer.say("COMM", "not in the bound, and the latency of each comes on top:", *lines)
@@ -4823,8 +4870,12 @@ def say_expected(case: Case, answer: Answer) -> None:
     waits = (f"; KV pool holds {batch} of {asked}, the rest wait" if batch == held < asked else
              f"; --max-num-seqs lets {batch} of {asked} run, the rest wait" if batch < asked else
              "; the weights do NOT fit: as if they did" if case.memory.pool_bytes <= 0 else "")
+    terms = expected_terms(d, e.decoding, case.cal, rank_weights(d))
+    held_at = ("; no faster than the bound, where it would come out"
+               if terms.step_s == terms.bound_s else "")
     answer.say("EXPECT", f"{engine}, batch {batch}: TPOT {in_ms(e.tpot_s)} ms "
-               f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}), {count(tok_s)} tok/s, "
+               f"(80% band {in_ms(e.tpot_low_s)} to {in_ms(e.tpot_high_s)}{held_at}), "
+               f"{count(tok_s)} tok/s, "
                f"{what}{waits}; {e.basis}")
 
 
@@ -5068,7 +5119,13 @@ def say_cost(case: Case, answer: Answer) -> None:
                      "with the input in it")
     answer.say("COST", *lines)
     if args.serverless_price is not None:
-        say_break_even(case, answer, hourly, typical or tok_s)
+        expected = next((step.value for step in answer.steps
+                         if step.key == "expected.output_tok_s"), None)
+        planned = case.plan and not d.asked  # EXPECT is then of the plan's batch, not the most
+        say_break_even(case, answer, hourly, *(
+            (args.tok_s, "measured (--tok-s)") if args.tok_s else
+            (expected, "that EXPECT has") if expected and not planned else
+            (typical or tok_s, f"of {TYPICAL_MBU:.0%} MBU" if typical else "of the bound")))
 
 
 PER_1M = "per_hour / (tok_s * 3600) * 1e6"
@@ -5079,8 +5136,9 @@ def per_1m(per_hour: float, tok_s: float) -> float:
     return per_hour / (tok_s * HOUR_S) * MEGA
 
 
-def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> None:
-    """Tokens an hour from which dedicated GPUs are cheaper than a price per token."""
+def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float, basis: str) -> None:
+    """Tokens an hour from which dedicated GPUs are cheaper than a price per token; tok_s: what this
+    deployment does, by its basis."""
     price, gpus, key = case.args.serverless_price, case.d.gpus, "break_even."
     per_gpu = answer.work(key + "tokens_per_hour_per_gpu", "tokens/h",
                           "gpu_price * 1e6 / price_per_1m", "GPU $/h over $/token",
@@ -5091,10 +5149,9 @@ def say_break_even(case: Case, answer: Answer, hourly: float, tok_s: float) -> N
                 "deployment $/h over $/token", per_hour=hourly, price_per_1m=price)
     rate = answer.work(key + "tok_s", "tok/s", "tokens_per_hour / 3600", "sustained")
     share = answer.work(key + "share_of_tok_s", "", "break_even / tok_s",
-                        "against --tok-s, or the bound at 70% MBU", break_even=rate, tok_s=tok_s)
-    reach = (f"{share:.0%} of the {count(tok_s)} tok/s it can be expected to do" if share <= 1 else
-             f"more than the {count(tok_s)} tok/s it can be expected to do: serverless is cheaper "
-             "at any load")
+                        f"against the tok/s {basis}", break_even=rate, tok_s=tok_s)
+    reach = (f"{share:.0%} of the {count(tok_s)} tok/s {basis}" if share <= 1 else f"more than the "
+             f"{count(tok_s)} tok/s {basis}: serverless is cheaper at any load")
     all_gpus = f" ({count(rate)} for all {gpus})" if gpus > 1 else ""
     answer.say("BREAK-EVEN", f"${price:g} per 1M serverless: dedicated is cheaper above "
                f"{figure(per_gpu / MEGA)}M tokens/h per GPU, {count(each)} tok/s "
@@ -5162,14 +5219,25 @@ ENGINE_SOURCE = "the engine's own accounting at start-up: vLLM v1/worker/gpu_wor
 BLOCKS = "vLLM v1/core/kv_cache_utils.py"
 
 
-def say_engine(case: Case, answer: Answer) -> None:
-    """What the engine will log at start-up, and what it would refuse."""
+def predicted(case: Case) -> Tuple[Deployment, Settings, Logged, EngineAnswer]:
+    """The engine's start-up, with what a log says put over it."""
     d, s = case.d, started_with(case)
     log = case.args.startup_log or {}
     if log:
         d, s = as_logged(d, s, log, case.args)
     logged = logged_of(d, s, log)
-    found = engine_answer(d, s, logged)
+    return d, s, logged, engine_answer(d, s, logged)
+
+
+def own_defaults(case: Case, s: Settings) -> str:
+    """What to add to the engine's name where nothing sets its limits."""
+    return "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
+
+
+def say_engine(case: Case, answer: Answer) -> None:
+    """What the engine will log at start-up, and what it would refuse."""
+    log = case.args.startup_log or {}
+    d, s, logged, found = predicted(case)
     record_engine(d, s, found, answer)
     m = found.memory
     parts = [f"{name} {size / GIB:.2f}" for name, size in (
@@ -5179,12 +5247,11 @@ def say_engine(case: Case, answer: Answer) -> None:
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else
              "the share is of what is free before loading")
-    own = "" if case.plan or s.asked.max_num_seqs else " with its own defaults"
     room = f"Available KV cache memory: {room_text(found)}"
     if s.engine == "vllm" and not s.version and not log:
         newest = reckon(d, s._replace(version=NEWEST_VLLM), Logged()).memory.available_bytes
         room += (f"; {f'{newest / GIB:.2f}' if newest > 0 else 'none'} from "
-                 f"{dotted(NEWEST_VLLM)} on")
+                 f"version {dotted(NEWEST_VLLM)} on")
     elif s.engine == "vllm" and profile_of(d, s).optional and not log:
         without = without_option(d, s)
         room += (f"; {f'{without / GIB:.2f}' if without > 0 else 'none'} where FlashInfer is not "
@@ -5193,10 +5260,11 @@ def say_engine(case: Case, answer: Answer) -> None:
     size = (f"max_total_num_tokens={found.tokens}" if s.engine == "sglang" else
             f"GPU KV cache size: {count(found.tokens)} tokens{blocks}")
     answer.say(
-        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}{own}: "
-        f"{m.requested_bytes / GIB:.2f} GiB of {m.total_bytes / GIB:.2f} at {s.util:.4g} = "
+        "ENGINE", f"{s.engine} {dotted(s.version) or '(version not given)'}"
+        f"{own_defaults(case, s)}: {m.requested_bytes / GIB:.2f} GiB of "
+        f"{m.total_bytes / GIB:.2f} at {s.util:.4g} = "
         f"{' + '.join(parts)} + KV" + (f" ({basis})" if basis else ""),
-        f"Available KV cache memory: {room}",
+        room,
         f"{size}; maximum concurrency for {count(s.max_model_len)} tokens per request: "
         f"{found.concurrency:.2f}x",
         f"max_num_seqs {count(s.max_num_seqs)}, max_num_batched_tokens "
@@ -5475,7 +5543,7 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
         return
     answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
-               f"{count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
+               f"{mean_count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
                f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
                f"planned {'' if held >= wanted else 'do NOT '}hold them"
@@ -5717,9 +5785,11 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
                f"{plan.spares} more replica for N+1")
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
     low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
-    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s of {count(load.input_len.mean)} "
-               f"tokens in, {count(load.output_len.mean)} out: about {count(expected)} at once "
-               f"expected, room for {count(plan.in_flight)} planned")
+    of = "" if load.rate_rps else " (no rate was given)"
+    answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s{of} of "
+               f"{count(load.input_len.mean)} tokens in, {count(load.output_len.mean)} out: about "
+               f"{mean_count(expected)} at once expected"
+               + (f", room for {mean_count(plan.in_flight)} planned" if load.rate_rps else ""))
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
                f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
@@ -5783,12 +5853,14 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     longest = answer.add("plan.inverse.longest_context_tokens", int(
         low * one.mean + load.output_len.mean) if low > 1e-4 else 0, "tokens",
         source="every limit of the fixed point, prompts scaled, by bisection")
-    lines = [f"at most {counted(users or 0, 'user')} in flight on "
+    most = f"at most {counted(users, 'user')}" if users else "under one user, on average,"
+    lines = [f"{most} in flight on "
              f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight: "
              f"{count(longest)} tokens"]
     if case.ranked:
         top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
-        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else 'fewest GPUs'}: {top}")
+        least = "fewest GPUs" if load.rate_rps else "fewest GPU-hours a token"
+        lines.append(f"{'cheapest GPU' if case.ranked[0].per_hour else least}: {top}")
         answer.add("plan.ranked", [candidate_row(c) for c in case.ranked[:20]])
     return lines
 
@@ -5816,19 +5888,25 @@ def say_search(case: Case, answer: Answer) -> None:
     """The cheapest deployments that meet the load, best of each GPU first."""
     if not case.ranked:
         if case.searched:
-            answer.say("SEARCH", "none of the deployments tried meets this load; one is answered "
-                       "below to show what breaks")
+            answer.say("SEARCH", "none of the deployments tried can do this; one is answered below "
+                       "to show what breaks")
         return
     best: Dict[str, Candidate] = {}
     for found in case.ranked:
         best.setdefault(found.d.gpu.name, found)
-    basis = "cost" if case.ranked[0].per_hour else "GPUs (no --gpu-price)"
-    answer.say("SEARCH", f"{len(case.ranked)} deployments meet the load; the best of each GPU by "
-               f"{basis}, the first is answered below")
+    first = case.ranked[0]
+    basis = "cost" if first.per_hour else "GPUs (no --gpu-price)"
+    met = "meet the load"
+    if not first.plan.load.rate_rps:
+        basis = ("cost" if first.per_hour else "GPU-hours (no --gpu-price)") + " per output token"
+        met = "meet the SLOs" if first.plan.load.slos else "hold a request"
+        met += f", each planned at {HEADROOM:.0%} of its own rate as none is given"
+    answer.say("SEARCH", f"{len(case.ranked)} deployments {met}; the best of each GPU by {basis}, "
+               "the first is answered below")
     answer.table(SEARCH, [candidate_row(c) for c in list(best.values())[:8]])
     widest = [max(c.d.weight_bytes for c in case.ranked), max(c.d.kv.bytes for c in case.ranked)]
     if [case.d.weight_bytes, case.d.kv.bytes] != widest:
-        kept = "none of those tried meets the load"
+        kept = "none of those tried can do this"
         for c in case.ranked:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
@@ -6094,6 +6172,20 @@ def prefill_share_s(d: Deployment, batch: float) -> float:
     return batch * prefill_seconds(d, d.prompt_tokens) / max(1.0, d.output_tokens)
 
 
+def other_model(case: Case, summary: Mapping[str, Any], deploy: Optional[Mapping[str, Any]]) -> str:
+    """The model that a run names, by its deployment else its target; '' where it is the one asked.
+
+    A fine-tune, a quantised copy or a path of the same name is the same.
+    """
+    told: Any = (deploy or {}).get("model"), summary.get("target")
+    names = [value.get(key) for value, key in zip(told, ("name", "model"))
+             if isinstance(value, dict)]
+    name = next((name for name in names if name and isinstance(name, str)), "")
+    own = case.d.model.name, checkpoint_of(case.args, case.d)[0]
+    same = {bare_name(other.rstrip("/")) for other in (*own, *(known_as(n)[0] for n in own))}
+    return "" if not name or {bare_name(name.rstrip("/")), known_as(name)[0]} & same else name
+
+
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
               "compute": "arithmetic", "prefill": "prefill mixed into the steps",
               "comm": "traffic between GPUs"}
@@ -6107,9 +6199,13 @@ def say_measured(case: Case, answer: Answer) -> None:
     target = told_number(slo if isinstance(slo, dict) else {}, "attainment") or 0.99
     told = summary["runs"]
     rows = answer.add(key + "runs", [measured_row(case, run, target) for run in told])
-    answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
-               "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
-               f"replica); expectation: {case.cal.basis}")
+    answer.say("MEASURED", f"{counted(len(rows), 'run')} of "
+               f"{os.path.basename(os.path.abspath(folder))}; ms; bound and expectation at the "
+               "batch that decoded (output tok/s x TPOT, a replica); expectation: "
+               f"{case.cal.basis}")
+    other = other_model(case, summary, deploy)
+    if other:
+        answer.say("", f"note: the run says model {other}; judged as {case.d.model.name}")
     answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
     for row in rows:
         if row["verdict"] in NOT_TRUSTED:
@@ -6421,9 +6517,8 @@ def say_scale_to_zero(case: Case, plan: Plan, scale: Scaling, answer: Answer) ->
 
 
 def selector(case: Case) -> str:
-    """The label selector of this model's series, as PromQL."""
-    return ("{model_name=" + json.dumps(hf_id(case.d.model, case.tables) or case.d.model.name)
-            + "}")
+    """The label selector of this model's series, as PromQL: the name that LAUNCH serves it by."""
+    return "{model_name=" + json.dumps(checkpoint_of(case.args, case.d)[0]) + "}"
 
 
 def hf_id(model: Model, tables: Mapping[str, Any]) -> Optional[str]:
@@ -7375,7 +7470,9 @@ def say_launch(case: Case, answer: Answer) -> None:
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
     asked = case.plan.replicas if case.plan else 0
     copies = f", one of {counted(asked, 'replica')}" if asked else ""
-    answer.say("LAUNCH", f"{launch.engine}{copies}: each flag and the term it changes")
+    pasted = (": the pasted deployment; limits it left out are set by the figures above, CHANGE is "
+              "NOT applied" if getattr(case.args, "from") else "")
+    answer.say("LAUNCH", f"{launch.engine}{copies}{pasted}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
         if len(shown) > width:
@@ -7391,12 +7488,22 @@ def say_launch(case: Case, answer: Answer) -> None:
     if differing:
         notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
                  f"command give {' '.join(differing)} too"]
-    refused = engine_answer(case.d, launch.own).refusals
+    refused = engine_answer(case.d, written_out(launch, case.d)).refusals
+    if differing and not refused and engine_answer(case.d, own).refusals:
+        notes = [*notes, "with the limits of this command the engine is not expected to refuse"]
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
     for note in notes:
         answer.say("note", note)
     answer.lines += ["", *command.split("\n")]
+
+
+def written_out(launch: Launch, d: Deployment) -> Settings:
+    """What the engine has once the command's limits are given to it."""
+    if launch.engine == "sglang":  # its limits are of all ranks
+        return launch.own
+    return engine_settings(d, launch.own.asked._replace(
+        max_num_seqs=launch.max_num_seqs, max_num_batched_tokens=launch.max_num_batched_tokens))
 
 
 # Reading a pasted command.
@@ -8459,8 +8566,9 @@ def find_model(args: Any, tables: Mapping[str, Any]) -> Model:
     meant_as_path = (os.path.lexists(name) or name.startswith((".", "/", "~"))
                      or name.endswith(".json") or name.count("/") > 1)
     if args.preset is None and (args.config or meant_as_path):
-        return model_from_checkpoint(os.path.basename(os.path.abspath(name)),
-                                     *read_checkpoint(name))
+        path = os.path.abspath(name)
+        folder = os.path.dirname(path) if os.path.basename(path) == "config.json" else path
+        return model_from_checkpoint(os.path.basename(folder), *read_checkpoint(name))
     row = next((r for r in rows if str(r.get("id")).lower() == name.lower()), None)
     if row is None and "/" in name:
         row = next((r for r in rows if bare_name(name) in map(bare_name, (

@@ -369,6 +369,16 @@ class Sections(unittest.TestCase):
         self.assertTrue(ask("llama-3.1-70b --tp 4 --kv-link 50GB/s")["kv_transfer"]["pays"])
         self.assertFalse(ask("llama-3.1-70b --tp 4 --kv-link 10Gb/s")["kv_transfer"]["pays"])
 
+    def test_break_even_is_against_the_throughput_that_is_expected(self) -> None:
+        line = "llama-3.1-8b --gpu-price 2.50 --serverless-price 0.20"
+        found = ask(line)
+        expected = found["expected"]["output_tok_s"]
+        self.assertAlmostEqual(found["break_even"]["share_of_tok_s"],
+                               found["break_even"]["tok_s"] / expected)
+        self.assertIn(f"{expected:,.0f} tok/s that EXPECT has", " ".join(text(line).split()))
+        self.assertIn("4,000 tok/s measured (--tok-s)",
+                      " ".join(text(line + " --tok-s 4000").split()))
+
     def test_break_even_past_the_throughput_is_said(self) -> None:
         out = text("llama-3.1-70b --tp 4 --gpu-price 10 --serverless-price 0.01 --tok-s 100")
         self.assertIn("serverless is cheaper at any load", " ".join(out.split()))
@@ -382,6 +392,15 @@ class Sections(unittest.TestCase):
         self.assertFalse(answer["memory"]["fits"])
         self.assertEqual(answer["decode"]["table"], [])
         self.assertIsNone(answer["decode"]["single_stream_tok_s"])
+
+    def test_what_fits_but_not_for_all_that_are_asked_says_how_many_run(self) -> None:
+        out = " ".join(text("llama-3.1-70b --tp 4 --concurrency 64").split())
+        for words in ("FITS (59 of 64 sequences)", "at batch 64 as asked (59 run)",
+                      "in brackets, the sequences that each holds"):
+            self.assertEqual(out.count(words), 1, words)
+        out = " ".join(text("llama-3.1-70b --tp 4 --concurrency 16").split())
+        self.assertNotIn("FITS (", out)
+        self.assertIn("ms at batch 16, ", out)
 
     def test_a_context_too_long_says_which_would_fit(self) -> None:
         self.assertIn("--ctx up to 27,843 would fit", text("llama-3.1-70b --tp 2 --ctx 100000"))

@@ -177,6 +177,27 @@ class Asked(unittest.TestCase):
         self.assertGreater(width(other), 1.2 * width(LINE))
         self.assertIn("not measured", ask(other)["expected"]["basis"])
 
+    def test_a_layout_that_no_point_states_has_a_wider_band_and_is_named(self) -> None:
+        moe = "deepseek-v3 --gpu h200 --concurrency 64"
+        plain = ask(moe + " --tp 8")["expected"]
+        for line, names in (("llama-3.1-70b --pp 2", "PP"), (moe + " --tp 8 --ep 8", "EP"),
+                            (moe + " --dp 8 --ep all", "EP and DP attention"),
+                            (moe + " --tp 8 --dcp 8", "context parallelism")):
+            self.assertTrue(ask(line)["expected"]["basis"].startswith(
+                names + " not measured, so a wider band; measured on"), line)
+        self.assertTrue(plain["basis"].startswith("measured on"))
+        wide = ask(moe + " --tp 8 --dcp 8")["expected"]
+        self.assertGreater(wide["tpot_high_s"] / wide["tpot_s"],
+                           plain["tpot_high_s"] / plain["tpot_s"])
+        for kv, said in (("fp8", True), ("bf16", False)):
+            basis = ask(f"llama-3.1-8b --kv {kv}")["expected"]["basis"]
+            self.assertEqual("their KV precision is not known" in basis, said)
+
+    def test_an_expectation_held_at_the_bound_says_so(self) -> None:
+        for line, said in (("qwen3-30b-a3b", True), ("llama-3.1-8b", False)):
+            out = " ".join(text(line).split())
+            self.assertEqual("no faster than the bound, where it would come out" in out, said)
+
     def test_without_presets_the_constants_are_starting_values(self) -> None:
         args = capacity.parse_args(LINE.split())
         d = capacity.deployment_of(args, capacity.presets())

@@ -264,6 +264,24 @@ class Measured(unittest.TestCase):
         self.assertEqual((code, err.count("\n")), (2, 1))
         self.assertIn("no summary.json", err)
 
+    def test_a_run_is_called_by_its_folder_however_that_is_written(self) -> None:
+        for folder in (RUN, RUN + "/", RUN + "/."):
+            self.assertIn("of run; ms;", " ".join(run("--measured", folder)[1].split()))
+
+    def test_a_run_of_another_model_is_said_to_be_one(self) -> None:
+        def served(name: Any) -> Callable[[Any], None]:
+            return lambda summary: summary.update(target={"model": name})
+
+        note = "note: the run says model %s; judged as llama-3.1-8b"
+        for name, deploy, says in (
+                ("mock-model", True, "llama-3.1-70b"), ("Qwen/Qwen3-8B", False, "Qwen/Qwen3-8B"),
+                ("meta-llama/Llama-3.1-8B-Instruct", False, ""), ("llama-3.1-8b", False, ""),
+                (None, False, ""), (7, False, "")):
+            out = self.told(served(name), "llama-3.1-8b", deploy, json_=False)[1]
+            self.assertEqual(note % says in out, bool(says), name)
+            self.assertEqual("the run says" in out, bool(says), name)
+        self.assertNotIn("the run says", self.told(served("any"), json_=False)[1])
+
     def test_a_saved_file_cannot_make_it_write(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(os.path.join(RUN, "summary.json"), folder)
@@ -340,6 +358,19 @@ class Autoscale(unittest.TestCase):
                 self.assertIn(prefix, signal["query"], engine)
                 self.assertNotIn("gpu_util", signal["query"].lower())
             self.assertIn(f"absent({prefix}", found["alerts"])
+
+    def test_the_series_asked_for_are_of_the_model_that_is_launched(self) -> None:
+        config = os.path.join(HERE, "data", "configs", "Qwen--Qwen3-8B")
+        pasted = "vllm serve Qwen/Qwen3-8B -tp 1"
+        for argv in ([config], [config + "/config.json"], ["llama-3.1-8b"], ["--from", pasted],
+                     ["meta-llama/Llama-3.1-8B-Instruct"]):
+            code, out, err = run(*argv, "--rate", "5", "--workload", "chat", "--tp", "1",
+                                 "--autoscale", "--engine", "vllm", "--json")
+            self.assertEqual((code, err), (0, ""), argv)
+            found = json.loads(out)
+            launched = found["engine"]["command"].split()[2]
+            for signal in found["autoscale"]["signals"]:
+                self.assertIn(f'{{model_name="{launched}"}}', signal["query"])
 
     def test_scaling_to_zero_pays_only_where_a_cold_start_is_tolerated(self) -> None:
         strict = ask(PLAN + " --gpu-price 2.5 --serverless-price 0.9 --autoscale")["autoscale"]

@@ -260,6 +260,28 @@ class Commands(unittest.TestCase):
         self.assertIn("refuse to start", run("llama-3.1-70b", "--engine", "vllm")[1])
 
 
+    def test_what_the_engine_refuses_is_said_under_a_budget_that_fits(self) -> None:
+        out = " ".join(run("llama-3.1-70b", "--tp", "2", "--engine", "vllm")[1].split())
+        self.assertIn("FITS", out)
+        self.assertIn("note the budget fits with its 2 GiB reserve; vllm with its own defaults "
+                      "would refuse to start, see REFUSES", out)
+        self.assertIn("with the limits of this command the engine is not expected to refuse "
+                      "vllm serve", out)
+
+    def test_a_command_that_is_refused_has_that_note_right_above_it(self) -> None:
+        out = " ".join(run("llama-3.1-70b", "--tp", "2", "--engine", "vllm", "--max-num-seqs",
+                           "1024")[1].split())
+        self.assertRegex(out, r"note the engine would refuse to start: no memory is left [^;]*; "
+                         r"--gpu-memory-utilization [0-9.]+ vllm serve")
+
+    def test_which_kv_tokens_count_is_said_where_the_engine_has_others(self) -> None:
+        note = "everything else here counts with the budget's"
+        for line, said in (("qwen3-8b --rate 5 --workload chat --tp 1 --engine vllm", False),
+                           ("llama-3.1-70b --tp 2 --engine vllm --max-num-seqs 8", True),
+                           ("llama-3.1-70b --tp 2", False)):
+            self.assertEqual(note in " ".join(run(*line.split())[1].split()), said, line)
+
+
 class Reading(unittest.TestCase):
     WORDS = "--tp 2 --ctx 8192"
 
@@ -422,6 +444,13 @@ class Changes(unittest.TestCase):
     def test_nothing_is_changed_where_nothing_needs_it(self) -> None:
         self.assertEqual(changed("--from", self.BASE, *self.LOAD), {})
         self.assertIn("nothing", run("--from", self.BASE, *self.LOAD)[1])
+
+    def test_the_command_after_the_changes_is_said_to_be_without_them(self) -> None:
+        said = "limits it left out are set by the figures above, CHANGE is NOT applied"
+        pasted = run("--from", "vllm serve meta-llama/Llama-3.1-70B -tp 4 --max-num-seqs 256")[1]
+        self.assertIn(said, " ".join(pasted.split()))
+        self.assertIn("--max-num-seqs 256 \\\n", pasted)
+        self.assertNotIn("NOT applied", run("llama-3.1-8b", "--engine", "vllm")[1])
 
     def test_each_fault_alone_is_found(self) -> None:
         for old, new, flag, suggested in (

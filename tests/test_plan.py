@@ -198,6 +198,18 @@ class TheSearch(unittest.TestCase):
         self.assertEqual(ranked[0]["gpu"], found["deployment"]["gpu"])
         self.assertLessEqual({row["gpu"] for row in ranked}, {"h100", "h200", "l40s"})
 
+    def test_without_a_rate_the_cheapest_is_by_output_token(self) -> None:
+        line = "llama-3.1-8b --workload rag --gpu-price h100=2.50,h200=3.20"
+        costs = [row["cost_per_1m_output"] for row in ask(line)["plan"]["ranked"]]
+        self.assertEqual(costs, sorted(costs))
+        self.assertLess(costs[0], 12)
+        told = " ".join(text(line).split())
+        self.assertIn("deployments meet the SLOs, each planned at 70% of its own rate", told)
+        self.assertNotRegex(told, r"meet the load|\babout 0 at|\b0 (in flight|users|planned)")
+        unpriced = ask("llama-3.1-8b --workload rag --gpu h100")["plan"]["ranked"]
+        each = [row["gpus"] / row["replicas"] / row["rate_per_replica_rps"] for row in unpriced]
+        self.assertEqual(each, sorted(each))
+
     def test_each_candidate_could_be_asked_for_by_its_flags(self) -> None:
         row = ask(self.LINE + " --gpu h100")["plan"]["ranked"][0]
         tp = row["layout"].partition("=")[2]
