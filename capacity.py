@@ -5986,7 +5986,8 @@ def write_json(path: str, value: Any) -> None:
 
 NOT_TRUSTED = {  # verdicts whose figures are no operating point
     "UNSTABLE": "the queue grew, so its latencies are of the run's length",
-    "CLIENT-LIMITED": "the client was the limit"}
+    "CLIENT-LIMITED": "the client was the limit",
+    "INTERRUPTED": "it holds less than was planned"}
 POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
@@ -6078,10 +6079,44 @@ def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str,
     if tpot and tpot < math.inf:
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
         row["implied_mfu"] = (step.compute_s + prefill_share_s(d, round(batch))) / tpot
+    client = run.get("client")
+    row["simulated"] = bool(run.get("simulated"))
+    row["interrupted"] = isinstance(client, dict) and client.get("interrupted") is True
     row["meets_slo"] = None if attained is None else attained >= target
     row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
-                          and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
+                          and row["implied_mfu"] <= POSSIBLE and not untrusted(row))
     return {key: "inf" if value == math.inf else value for key, value in row.items()}
+
+
+def verdicts(row: Mapping[str, Any]) -> List[str]:
+    """What a run is: loadgen's verdict, after SIMULATED or INTERRUPTED where it was so."""
+    return ["SIMULATED"] * row["simulated"] + ["INTERRUPTED"] * row["interrupted"] + [
+        row["verdict"]]
+
+
+def untrusted(row: Mapping[str, Any]) -> List[str]:
+    """Those of them whose figures are no operating point."""
+    return [verdict for verdict in verdicts(row) if verdict in NOT_TRUSTED]
+
+
+def operating_row(summary: Mapping[str, Any], rows: Sequence[Dict[str, Any]],
+                  knee: Optional[float]) -> Tuple[Optional[Dict[str, Any]], str]:
+    """(the run to operate at, what to know of it): loadgen's own, where the summary names one.
+
+    Else the trusted run that meets the SLO, not past the knee, with the most goodput.
+    """
+    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
+    told = summary.get("operating_point")
+    where, note = (told.get("run"), told.get("note")) if isinstance(told, dict) else (None, None)
+    note = note if isinstance(note, str) else ""
+    if isinstance(where, int) and not isinstance(where, bool) and 0 <= where < len(rows) and (
+            rows[where] in good):
+        return rows[where], note
+    if isinstance(told, dict) and where is None and "run" in told and any(
+            row["meets_slo"] is not None for row in rows):
+        return None, note
+    return max((row for row in good if (row["rate_rps"] or 0.0) <= (knee or math.inf)),
+               key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None), ""
 
 
 def prefill_share_s(d: Deployment, batch: float) -> float:
@@ -6105,16 +6140,18 @@ def say_measured(case: Case, answer: Answer) -> None:
     answer.say("MEASURED", f"{len(rows)} run{'s' * (len(rows) > 1)} of {os.path.basename(folder)}; "
                "ms; bound and expectation at the batch that decoded (output tok/s x TPOT, a "
                f"replica); expectation: {case.cal.basis}")
-    answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
+    answer.table(MEASURED, (dict(row, name=run_name(row), verdict=", ".join(verdicts(row)))
+                            for row in rows))
+    if any(row["simulated"] for row in rows):
+        answer.say("", "SIMULATED: nothing was measured; such a run is of loadgen's engine, and "
+                   "what follows holds for that")
     for row in rows:
-        if row["verdict"] in NOT_TRUSTED:
-            answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
-                       "not an operating point")
+        for verdict in untrusted(row):
+            answer.say("", f"{run_name(row)} is {verdict}: {NOT_TRUSTED[verdict]}; not an "
+                       "operating point")
     knee = Knee(*(told_number(summary, f"goodput_search.{name}") for name in Knee._fields))
-    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False
-            and (row["rate_rps"] or 0.0) <= (knee.rate_rps or math.inf)]
-    point = answer.add(key + "operating_point", max(
-        good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
+    point, note = operating_row(summary, rows, knee.rate_rps)
+    answer.add(key + "operating_point", point)
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
     if seen is None:
@@ -6135,6 +6172,8 @@ def say_measured(case: Case, answer: Answer) -> None:
     answer.say("IMPLIED", f"at {run_name(seen)}: MBU {mbu:.0%}, MFU {mfu:.0%} (prefill in it), "
                f"from TPOT p50 {scaled(tpot, 's')} at batch {seqs}")
     say_operating(case, point, knee, rows, deploy, answer)
+    if note:
+        answer.say("", f"loadgen.py: {note}")
     say_measured_binding(case, d, seen, answer)
 
 
@@ -6220,7 +6259,8 @@ def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
     lost = (f"; {scaled(rest, 's')} is in no term at 100%: efficiency, fixed time a layer, "
             "scheduling" if rest > terms[term] else "")
     answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
-               f"{scaled(tpot, 's')} measured, {where}{lost}. Better: "
+               f"{scaled(tpot, 's')} {'simulated' if row['simulated'] else 'measured'}, "
+               f"{where}{lost}. Better: "
                f"{', '.join(knobs.get(term) or speed_knobs(case.d, term))}.")
 
 
