@@ -5163,7 +5163,7 @@ def say_engine(case: Case, answer: Answer) -> None:
     d, s = case.d, started_with(case)
     log = case.args.startup_log or {}
     if log:
-        d, s = as_logged(d, s, log, case.args)
+        d, s = as_logged(d, s, log)
     logged = logged_of(d, s, log)
     found = engine_answer(d, s, logged)
     record_engine(d, s, found, answer)
@@ -5258,21 +5258,14 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     answer.add(key + "refusals", [{"what": r.what, "cure": r.cure} for r in found.refusals])
 
 
-def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
-              args: Any) -> Tuple[Deployment, Settings]:
-    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
+def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Tuple[Deployment, Settings]:
+    """The deployment with the memory and version of a log; its limits are the flags' by now."""
     if log.get("tp", d.tp) != d.tp:
         raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
                         f"add --tp {log['tp']:.0f}")
     check_logged_model(d, log.get("model", ""))
     gpu = d.gpu._replace(torch_bytes=log.get("total_bytes", d.gpu.torch_bytes))
-    asked = s.asked
-    if "util" in log and "util" not in args.given:
-        asked = asked._replace(util=log["util"])
-    for name in ASKED:
-        if name in log and name.replace("max_model_len", "ctx") not in args.given:
-            asked = Asked(**{**asked._asdict(), name: int(log[name])})
-    d = d._replace(gpu=gpu)
+    asked, d = s.asked, d._replace(gpu=gpu)
     return d, engine_settings(d, asked._replace(version=asked.version or log.get("version", ())))
 
 
@@ -5355,7 +5348,7 @@ LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
 def say_startup_log(case: Case, answer: Answer) -> None:
     """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
     log = case.args.startup_log
-    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
+    d, s = as_logged(case.d, settings_of(case.d, case.args), log)
     s = s._replace(util=log.get("util", s.util))
     found = engine_answer(d, s)
     predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
@@ -5371,7 +5364,7 @@ def say_startup_log(case: Case, answer: Answer) -> None:
     lines = [f"WARNING: {text}" for text in warnings]
     taken = [f"--{name} {log[f'taken_{name}']}" for name in ("weights", "kv")
              if f"taken_{name}" in log]
-    taken += [f"{name} {log[name]:.0f}" for name in ASKED[1:] if name in log]
+    taken += log.get("taken_limits", [])
     lines += [f"read from it: {', '.join(taken)}"] if taken else []
     if "starts" in log:
         lines.append(f"{log['starts']} starts in the file: the last is read")
@@ -5538,9 +5531,12 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
+    length, why = plan.max_model_len, "p99.9 context"
+    if "ctx" in case.args.given:
+        length, why = d.ctx_tokens, f"as given; p99.9 context {plan.max_model_len}"
     answer.add("plan.flags", {name: value for name, value, wanted in (
         ("tensor-parallel-size", d.tp, True), ("gpu-memory-utilization", d.util, True),
-        ("max-model-len", plan.max_model_len, True), ("max-num-seqs", plan.max_num_seqs, True),
+        ("max-model-len", length, True), ("max-num-seqs", plan.max_num_seqs, True),
         ("max-num-batched-tokens", plan.max_num_batched_tokens, True),
         ("enable-prefix-caching", True, True), ("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
         ("quantization", d.weights.name,
@@ -5550,7 +5546,7 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
         d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
-    lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
+    lines = [f"max-model-len {length} ({why}); max-num-seqs "
              f"{plan.max_num_seqs} ({plan.slots_text}); max-num-batched-tokens "
              f"{plan.max_num_batched_tokens} (a full chunk holds every stream up "
              f"{scaled(stall, 's')})"]
@@ -7424,8 +7420,10 @@ def say_launch(case: Case, answer: Answer) -> None:
         ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
         if mine != theirs]
     if differing:
-        notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
-                 f"command give {' '.join(differing)} too"]
+        notes = [*notes, (
+            f"the log does not name {' '.join(differing)}, which this command has beside it"
+            if case.args.startup_log else "ENGINE reckons with the engine's own defaults; for the "
+            f"log of this command give {' '.join(differing)} too")]
     refused = engine_answer(case.d, launch.own).refusals
     if refused:
         notes = [*notes, f"the engine would refuse to start: {refused[0].what}; {refused[0].cure}"]
@@ -7923,7 +7921,8 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
         raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
                         f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
                         "another model")
-    searched = load is not None and not args.measured and "tp" not in args.given
+    searched = load is not None and "tp" not in args.given and not (
+        args.measured or args.startup_log)  # which are of one deployment
     if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
@@ -8382,6 +8381,7 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
+    take_limits(args)
     if "ctx" not in args.given:
         args.ctx = min(args.ctx, model.max_len or args.ctx)
     use_workload(args, tables)
@@ -8412,6 +8412,25 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 
 
+# What a start-up log says, the field of the flag that would, and its kind of number
+LIMITS = (("max_num_seqs", "max_num_seqs", int),
+          ("max_num_batched_tokens", "max_num_batched_tokens", int), ("util", "util", float),
+          ("max_model_len", "ctx", int))
+
+
+def take_limits(args: Any) -> None:
+    """Put the batch limits, utilisation and context of a start-up log where no flag gives them.
+
+    They count as given from here on, so that the whole answer is of the deployment logged.
+    """
+    log = args.startup_log or {}
+    for name, field, kind in LIMITS:
+        if name in log and field not in args.given:
+            setattr(args, field, kind(log[name]))
+            args.given.add(field)
+            log.setdefault("taken_limits", []).append(f"{name} {log[name]:.10g}")
+
+
 def take_precisions(args: Any, model: Model) -> None:
     """Put the precisions of a start-up log where no flag gives them."""
     log = args.startup_log or {}
@@ -8419,8 +8438,10 @@ def take_precisions(args: Any, model: Model) -> None:
     if weights and not args.weights and args.weight_bytes is None and (
             weights != SPELLINGS.get(model.native, model.native)):
         args.weights = log["taken_weights"] = weights
+        args.given.add("weights")
     if kv and not args.kv and args.kv_bytes is None:
         args.kv = log["taken_kv"] = kv
+        args.given.add("kv")
 
 
 def precision_of(flag: str, name: Optional[str], width: Optional[float],

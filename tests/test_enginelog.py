@@ -598,7 +598,7 @@ class StartupLog(unittest.TestCase):
         answer = answer_json(f"llama-3.1-8b --startup-log {self.written(NEW_LOG)}")
         reserve = answer["startup_log"]["reserve_bytes"]
         self.assertAlmostEqual(reserve / GIB, 72.91 - 15.0 - 56.21, delta=0.01)
-        again = answer_json(f"llama-3.1-8b --reserve-gib {reserve / GIB}")
+        again = answer_json(f"llama-3.1-8b --util 0.92 --reserve-gib {reserve / GIB}")
         self.assertAlmostEqual(answer["startup_log"]["budget_max_kv_tokens"],
                                again["memory"]["max_kv_tokens"], delta=2)
 
@@ -639,6 +639,31 @@ class StartupLog(unittest.TestCase):
         self.assertNotIn("with its own defaults", text)
         engine = answer_json(line + " --max-num-seqs 128")["engine"]  # a flag goes before it
         self.assertEqual(engine["max_num_seqs"], 128)
+
+    def test_a_log_s_limits_are_those_of_every_line(self):
+        log = f"qwen3-8b --startup-log {self.written(ARGS_LOG)}"
+        flags = ("qwen3-8b --weights fp8 --kv fp8 --max-num-seqs 64 --max-num-batched-tokens 2048 "
+                 "--util 0.85 --ctx 16384 --engine vllm --engine-version 0.10.2 --tp 1")
+        work = (" --rate 60 --input-len 1000 --output-len 200 --slo-tpot-ms 50 --slo-ttft-ms 1000 "
+                "--gpu-price h100=2.5,l4=0.1")
+        for more in ("", " --max-num-seqs 32 --util 0.9 --ctx 8192 --kv bf16", work):
+            with self.subTest(more):
+                found, same = answer_json(log + more), answer_json(flags + more)
+                for part in set(same) - {"engine"}:
+                    self.assertEqual(found[part], same[part], part)
+                self.assertEqual(found["engine"]["command"], same["engine"]["command"])
+        text = screen(log + work)
+        self.assertNotIn("SEARCH", text)
+        for line in ("util 0.85", "(0.85 x 80 = 68.00)", "max-num-seqs 64 (as given",
+                     "max-model-len 16384 (as given; p99.9 context 2048)",
+                     "--max-num-batched-tokens 2048", "max_num_seqs 64,"):
+            self.assertIn(line, text)
+        text = screen(log + " --engine vllm")
+        self.assertNotIn("the engine's own defaults", text)
+        self.assertNotIn("read from it: --weights fp8, --kv fp8, max_num_seqs", screen(
+            log + " --max-num-seqs 32"))
+        self.assertIn("the log does not name --max-num-seqs", screen(
+            f"llama-3.1-8b --engine vllm --startup-log {self.written(NEW_LOG)}"))
 
     def test_a_log_that_contradicts_the_flags_is_said_to(self):
         name = self.written(ARGS_LOG)
