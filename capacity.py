@@ -3172,6 +3172,8 @@ LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern; "max", "min", "
     ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "first"),
     ("max_model_len", r"context_len=(\d+)", "first"),
     ("max_num_seqs", r"(?<![a-z_])max_num_seqs" + IS + r"(\d+)", "first"),
+    ("max_num_seqs", ARGS + r"max_running_requests" + IS + r"(\d+)", "first"),
+    ("rank_seqs", r"max_total_num_tokens=.*[ ,]max_running_requests=(\d+)", "min"),
     ("max_num_batched_tokens", r"(?<![a-z_])(?:max_num_batched_tokens|chunked_prefill_size)" + IS
      + r"(\d+)", "first"),
     ("tp", r"(?<![a-z_])(?:tensor_parallel_size|tp_size)" + IS + r"(\d+)", "first"),
@@ -3208,10 +3210,11 @@ COLOURS = r"(?:\x1b|\\x1b|\\u001b|#033|\^\[)\[[\d;]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3
 SERVER_STARTS = r"(?:server|█) +version \d|server_args=ServerArgs"
 ENGINE_STARTS = r"Initializing an? (?:V\d )?LLM engine"  # once a data-parallel rank
 MEMORY_SAID = r"took [\d.]+ Gi?B|weights? (?:take|end)|KV [Cc]ache (?:size|mem|is al)|# \w+ blocks"
-LOG_MOST = {"util": 1.0, "tp": 4096, "max_num_seqs": 1e6}  # past these no engine ever logs
+# Past these no engine ever logs
+LOG_MOST = {"util": 1.0, "tp": 4096, "max_num_seqs": 1e6, "rank_seqs": 1e6}
 SIGNED = ("available_kv_bytes", "graphs_bytes", "captured_bytes", "other_bytes")
 ASKED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-NEVER_ZERO = ("util", "tp", "dp", "total_bytes", *ASKED)
+NEVER_ZERO = ("util", "tp", "dp", "total_bytes", "rank_seqs", *ASKED)
 
 
 def read_startup_log(path: str) -> Dict[str, Any]:
@@ -3265,6 +3268,8 @@ def parse_startup_log(text: str) -> Dict[str, Any]:
         found["engine"] = "vllm"
     if "dp" in found and "tp" in found:  # SGLang's TP counts the ranks of DP attention too
         found["tp"] //= found["dp"]
+    if "rank_seqs" in found:  # what came of the flag, on each of those ranks
+        found["max_num_seqs"] = found.pop("rank_seqs") * found.get("dp", 1)
     if "pool_part_bytes" in found:
         found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
     return {**found, "starts": starts} if starts > 1 else found

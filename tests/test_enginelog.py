@@ -733,6 +733,19 @@ class StartupLog(unittest.TestCase):
                                  "enable_dp_attention=True")
         self.assertEqual(capacity.parse_startup_log(log)["tp"], 1)
 
+    def test_sglang_s_running_requests_are_the_sequences(self):
+        args = SGLANG_LOG.replace("tp_size=1", "tp_size=1, max_running_requests=48")
+        came = SGLANG_LOG.replace("chunked_prefill_size=8192", "chunked_prefill_size=8192, "
+                                  "max_prefill_tokens=16384, max_running_requests=40")
+        ranks = came.replace("tp_size=1", "tp_size=2, dp_size=2, enable_dp_attention=True, "
+                             "max_running_requests=80")
+        for log, seqs in ((args, 48), (came, 40), (ranks, 80), (SGLANG_LOG, None)):
+            self.assertEqual(capacity.parse_startup_log(log).get("max_num_seqs"), seqs)
+        text = screen("llama-3.1-8b --startup-log " + self.written(args))
+        self.assertIn("read from it: max_num_seqs 48,", text)
+        self.assertIn("--max-running-requests 48", text)
+        self.assertNotIn("does not name", text)
+
     def test_figures_that_no_engine_logs_are_refused(self):
         room = "Available KV cache memory: 5.0 GiB"
         for log in (f"Available KV cache memory: {'9' * 400} GiB",
