@@ -5176,7 +5176,7 @@ def say_engine(case: Case, answer: Answer) -> None:
     parts = [f"{name} {size / GIB:.2f}" for name, size in (
         ("weights", m.weights_bytes), ("activations", m.activation_bytes),
         ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
-        ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
+        ("CUDA graphs", m.graphs_bytes)) if size >= GIB / 200 or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else
              "the share is of what is free before loading")
@@ -5300,25 +5300,50 @@ def other_weights(d: Deployment, log: Mapping[str, Any]) -> str:
         d.weights.name, WEIGHTS[logged]).bytes else ""
 
 
+def gross_difference(log: Mapping[str, Any], found: EngineAnswer) -> str:
+    """What of a log no error of the prediction explains, in words; '' where nothing is.
+
+    The KV tokens only past the band of the memory too: a small pool is a remainder of large parts.
+    """
+    room = max(1.0, found.memory.available_bytes)
+    odd = []
+    for what, key, predicted, low, high in (
+            ("weights", "weights_bytes", found.memory.weights_bytes, 1.0, 1.0),
+            ("KV tokens", "kv_cache_tokens", found.tokens, found.low_bytes / room,
+             found.high_bytes / room)):
+        share = log.get(key, predicted) / predicted if predicted > 0 else 1.0
+        if abs(share - 1) > GROSS and not low <= share <= high:
+            odd.append(f"{what} {share - 1:+.0%}")
+    return ", ".join(odd)
+
+
 def log_warnings(d: Deployment, s: Settings, log: Mapping[str, Any],
-                 reserve: Optional[float]) -> Iterator[str]:
+                 reserve: Optional[float], found: EngineAnswer) -> Iterator[str]:
     """Where a log and the deployment it is put beside contradict each other."""
     weights, kv, expected = other_weights(d, log), logged_precisions(log)[1], d.gpu.torch_bytes
     total = log.get("total_bytes", expected)
+    other_kv = (kv or log.get("kv_cache_dtype") == "auto") and (
+        d.kv.bytes != KV[kv or "bf16"].bytes)
     if "asked_engine" in log:
         yield f"the log is {s.engine}'s: --engine {log['asked_engine']} is not used"
     if weights:
         yield f"the log's weights are {weights}, the deployment's {d.weights.name} (--weights)"
-    if (kv or log.get("kv_cache_dtype") == "auto") and d.kv.bytes != KV[kv or "bf16"].bytes:
+    if other_kv:
         yield f"the log's KV cache is {kv or 'auto'}, the deployment's {d.kv.name} (--kv)"
-    if abs(total / expected - 1) > SAME_GPU:
+    other_gpu = abs(total / expected - 1) > SAME_GPU
+    if other_gpu:
         yield (f"the log's GPU has {total / GIB:.2f} GiB, {d.gpu.name} {expected / GIB:.2f}; name "
                f"it with --gpu, or give --gpu-memory-gib {total / GIB:.2f}")
+    gross = gross_difference(log, found)
+    if gross and not (weights or other_kv or other_gpu):  # which say why
+        yield (f"the log is of another deployment than described: {gross} against what it would "
+               "log; check the model, --weights and --kv")
     if reserve is not None and reserve > LARGE_RESERVE * s.util * total:
         yield (f"a reserve of {reserve / GIB:.2f} GiB is more than engines take: is the log of "
                f"this GPU (--gpu {d.gpu.name}) and utilisation (--util {s.util:g})?")
 
 
+GROSS = 0.25  # as far off is no error of the prediction
 SAME_GPU = 0.04  # how far the totals of one kind of GPU are apart
 LARGE_RESERVE, SMALL_RESERVE = 0.4, -0.02  # of the memory asked for, of all
 
@@ -5365,7 +5390,8 @@ def say_startup_log(case: Case, answer: Answer) -> None:
         raise UserError(f"--startup-log has more weights and KV cache than {s.util:g} of "
                         f"{d.gpu.torch_bytes / GIB:.2f} GiB; is it of this GPU (--gpu "
                         f"{d.gpu.name}), utilisation (--util) and model?")
-    warnings = answer.add("startup_log.warnings", list(log_warnings(case.d, s, log, reserve)))
+    warnings = answer.add("startup_log.warnings", list(log_warnings(
+        case.d, s, log, reserve, found)))
     lines = [f"WARNING: {text}" for text in warnings]
     taken = [f"--{name} {log[f'taken_{name}']}" for name in ("weights", "kv")
              if f"taken_{name}" in log]

@@ -684,6 +684,33 @@ class StartupLog(unittest.TestCase):
         self.assertIn("WARNING: the log's weights are bf16, the deployment's fp8",
                       screen("qwen3-8b --weights fp8 --startup-log " + self.written(plain)))
 
+    def test_a_log_that_is_grossly_off_is_of_another_deployment(self):
+        wide = ARGS_LOG.replace("quantization=fp8", "quantization=None").replace(
+            "'quantization': 'fp8', ", "").replace("torch.bfloat16", "torch.float32").replace(
+                "8.8 GiB", "30.55 GiB").replace("56.0", "34.2").replace("815,536", "498,000")
+        halved = SGLANG_LOG.replace("tp_size=1", "tp_size=1, quantization='fp8', "
+                                    "kv_cache_dtype='fp8_e5m2'")
+        for model, log, said in (
+                ("qwen3-8b", wide, "weights +100%, KV tokens -34% against"),
+                ("llama-3.1-8b", halved, "weights +78%, KV tokens -55% against")):
+            text = screen(f"{model} --startup-log {self.written(log)}")
+            self.assertEqual(text.count("WARNING"), 1)
+            self.assertIn(f"the log is of another deployment than described: {said}", text)
+            self.assertNotIn("reserve (logged) -", text)
+        for line, log in (("llama-3.1-8b", SGLANG_LOG), ("llama-3.1-8b", NEW_LOG),
+                          ("llama-3.1-8b --gpu a10g", V0_LOG), ("qwen3-8b", ARGS_LOG),
+                          ("qwen2-7b --gpu a100 --util 0.25", V1_LOG)):
+            text = screen(f"{line} --startup-log {self.written(log)}")
+            self.assertNotIn("WARNING", text)
+            self.assertNotIn("reserve (logged) -", text)
+        for row in map(json.loads, bench_logs.ROWS.read_text().splitlines()):
+            if "ask" in row and row["confidence"] != "low" and row.get("model_loading_gib"):
+                log = {"weights_bytes": row["model_loading_gib"] * GIB}
+                if row.get("kv_cache_tokens"):
+                    log["kv_cache_tokens"] = row["kv_cache_tokens"]
+                self.assertEqual(capacity.gross_difference(log, asked(row["ask"])[2]), "",
+                                 row["ask"])
+
     def test_a_log_of_another_model_is_refused(self):
         self.assertIn("is of Qwen/Qwen3-8B, the deployment of llama-3.1-8b",
                       self.refused("llama-3.1-8b", ARGS_LOG))
