@@ -3181,6 +3181,8 @@ LOG_LINES: Tuple[Tuple[str, str, str], ...] = (  # key, pattern; "max", "min", "
     ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens", "first"),
     ("max_model_len", r"context_len=(\d+)", "first"),
     ("max_num_seqs", r"(?<![a-z_])max_num_seqs" + IS + r"(\d+)", "first"),
+    ("max_num_seqs", ARGS + r"max_running_requests" + IS + r"(\d+)", "first"),
+    ("rank_seqs", r"max_total_num_tokens=.*[ ,]max_running_requests=(\d+)", "min"),
     ("max_num_batched_tokens", r"(?<![a-z_])(?:max_num_batched_tokens|chunked_prefill_size)" + IS
      + r"(\d+)", "first"),
     ("tp", r"(?<![a-z_])(?:tensor_parallel_size|tp_size)" + IS + r"(\d+)", "first"),
@@ -3217,10 +3219,11 @@ COLOURS = r"(?:\x1b|\\x1b|\\u001b|#033|\^\[)\[[\d;]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3
 SERVER_STARTS = r"(?:server|█) +version \d|server_args=ServerArgs"
 ENGINE_STARTS = r"Initializing an? (?:V\d )?LLM engine"  # once a data-parallel rank
 MEMORY_SAID = r"took [\d.]+ Gi?B|weights? (?:take|end)|KV [Cc]ache (?:size|mem|is al)|# \w+ blocks"
-LOG_MOST = {"util": 1.0, "tp": 4096, "max_num_seqs": 1e6}  # past these no engine ever logs
+# Past these no engine ever logs
+LOG_MOST = {"util": 1.0, "tp": 4096, "max_num_seqs": 1e6, "rank_seqs": 1e6}
 SIGNED = ("available_kv_bytes", "graphs_bytes", "captured_bytes", "other_bytes")
 ASKED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-NEVER_ZERO = ("util", "tp", "dp", "total_bytes", *ASKED)
+NEVER_ZERO = ("util", "tp", "dp", "total_bytes", "rank_seqs", *ASKED)
 
 
 def read_startup_log(path: str) -> Dict[str, Any]:
@@ -3274,6 +3277,8 @@ def parse_startup_log(text: str) -> Dict[str, Any]:
         found["engine"] = "vllm"
     if "dp" in found and "tp" in found:  # SGLang's TP counts the ranks of DP attention too
         found["tp"] //= found["dp"]
+    if "rank_seqs" in found:  # what came of the flag, on each of those ranks
+        found["max_num_seqs"] = found.pop("rank_seqs") * found.get("dp", 1)
     if "pool_part_bytes" in found:
         found.setdefault("available_kv_bytes", found.pop("pool_part_bytes"))
     return {**found, "starts": starts} if starts > 1 else found
@@ -5224,7 +5229,7 @@ def predicted(case: Case) -> Tuple[Deployment, Settings, Logged, EngineAnswer]:
     d, s = case.d, started_with(case)
     log = case.args.startup_log or {}
     if log:
-        d, s = as_logged(d, s, log, case.args)
+        d, s = as_logged(d, s, log)
     logged = logged_of(d, s, log)
     return d, s, logged, engine_answer(d, s, logged)
 
@@ -5243,7 +5248,7 @@ def say_engine(case: Case, answer: Answer) -> None:
     parts = [f"{name} {size / GIB:.2f}" for name, size in (
         ("weights", m.weights_bytes), ("activations", m.activation_bytes),
         ("not torch's" if logged.reserve_bytes is None else "reserve (logged)", m.other_bytes),
-        ("CUDA graphs", m.graphs_bytes)) if size or name == "weights"]
+        ("CUDA graphs", m.graphs_bytes)) if size >= GIB / 200 or name == "weights"]
     basis = ("from --startup-log" if log else profile_of(d, s).basis if s.engine == "vllm" else
              "the share is of what loading leaves" if s.engine == "trtllm" else
              "the share is of what is free before loading")
@@ -5330,21 +5335,14 @@ def record_engine(d: Deployment, s: Settings, found: EngineAnswer, answer: Answe
     answer.add(key + "refusals", [{"what": r.what, "cure": r.cure} for r in found.refusals])
 
 
-def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any],
-              args: Any) -> Tuple[Deployment, Settings]:
-    """The deployment with the memory, utilisation and lengths of a log, unless flags give them."""
+def as_logged(d: Deployment, s: Settings, log: Mapping[str, Any]) -> Tuple[Deployment, Settings]:
+    """The deployment with the memory and version of a log; its limits are the flags' by now."""
     if log.get("tp", d.tp) != d.tp:
         raise UserError(f"--startup-log is of TP={log['tp']:.0f}, the deployment of TP={d.tp}; "
                         f"add --tp {log['tp']:.0f}")
     check_logged_model(d, log.get("model", ""))
     gpu = d.gpu._replace(torch_bytes=log.get("total_bytes", d.gpu.torch_bytes))
-    asked = s.asked
-    if "util" in log and "util" not in args.given:
-        asked = asked._replace(util=log["util"])
-    for name in ASKED:
-        if name in log and name.replace("max_model_len", "ctx") not in args.given:
-            asked = Asked(**{**asked._asdict(), name: int(log[name])})
-    d = d._replace(gpu=gpu)
+    asked, d = s.asked, d._replace(gpu=gpu)
     return d, engine_settings(d, asked._replace(version=asked.version or log.get("version", ())))
 
 
@@ -5374,25 +5372,50 @@ def other_weights(d: Deployment, log: Mapping[str, Any]) -> str:
         d.weights.name, WEIGHTS[logged]).bytes else ""
 
 
+def gross_difference(log: Mapping[str, Any], found: EngineAnswer) -> str:
+    """What of a log no error of the prediction explains, in words; '' where nothing is.
+
+    The KV tokens only past the band of the memory too: a small pool is a remainder of large parts.
+    """
+    room = max(1.0, found.memory.available_bytes)
+    odd = []
+    for what, key, predicted, low, high in (
+            ("weights", "weights_bytes", found.memory.weights_bytes, 1.0, 1.0),
+            ("KV tokens", "kv_cache_tokens", found.tokens, found.low_bytes / room,
+             found.high_bytes / room)):
+        share = log.get(key, predicted) / predicted if predicted > 0 else 1.0
+        if abs(share - 1) > GROSS and not low <= share <= high:
+            odd.append(f"{what} {share - 1:+.0%}")
+    return ", ".join(odd)
+
+
 def log_warnings(d: Deployment, s: Settings, log: Mapping[str, Any],
-                 reserve: Optional[float]) -> Iterator[str]:
+                 reserve: Optional[float], found: EngineAnswer) -> Iterator[str]:
     """Where a log and the deployment it is put beside contradict each other."""
     weights, kv, expected = other_weights(d, log), logged_precisions(log)[1], d.gpu.torch_bytes
     total = log.get("total_bytes", expected)
+    other_kv = (kv or log.get("kv_cache_dtype") == "auto") and (
+        d.kv.bytes != KV[kv or "bf16"].bytes)
     if "asked_engine" in log:
         yield f"the log is {s.engine}'s: --engine {log['asked_engine']} is not used"
     if weights:
         yield f"the log's weights are {weights}, the deployment's {d.weights.name} (--weights)"
-    if (kv or log.get("kv_cache_dtype") == "auto") and d.kv.bytes != KV[kv or "bf16"].bytes:
+    if other_kv:
         yield f"the log's KV cache is {kv or 'auto'}, the deployment's {d.kv.name} (--kv)"
-    if abs(total / expected - 1) > SAME_GPU:
+    other_gpu = abs(total / expected - 1) > SAME_GPU
+    if other_gpu:
         yield (f"the log's GPU has {total / GIB:.2f} GiB, {d.gpu.name} {expected / GIB:.2f}; name "
                f"it with --gpu, or give --gpu-memory-gib {total / GIB:.2f}")
+    gross = gross_difference(log, found)
+    if gross and not (weights or other_kv or other_gpu):  # which say why
+        yield (f"the log is of another deployment than described: {gross} against what it would "
+               "log; check the model, --weights and --kv")
     if reserve is not None and reserve > LARGE_RESERVE * s.util * total:
         yield (f"a reserve of {reserve / GIB:.2f} GiB is more than engines take: is the log of "
                f"this GPU (--gpu {d.gpu.name}) and utilisation (--util {s.util:g})?")
 
 
+GROSS = 0.25  # as far off is no error of the prediction
 SAME_GPU = 0.04  # how far the totals of one kind of GPU are apart
 LARGE_RESERVE, SMALL_RESERVE = 0.4, -0.02  # of the memory asked for, of all
 
@@ -5427,7 +5450,7 @@ LOGGED = (("weights_bytes", "weights"), ("activation_bytes", "activations"),
 def say_startup_log(case: Case, answer: Answer) -> None:
     """A pasted log beside the prediction, line by line, and the budget with the log's reserve."""
     log = case.args.startup_log
-    d, s = as_logged(case.d, settings_of(case.d, case.args), log, case.args)
+    d, s = as_logged(case.d, settings_of(case.d, case.args), log)
     s = s._replace(util=log.get("util", s.util))
     found = engine_answer(d, s)
     predicted = {"num_gpu_blocks": found.pool.blocks if found.pool else None,
@@ -5439,11 +5462,12 @@ def say_startup_log(case: Case, answer: Answer) -> None:
         raise UserError(f"--startup-log has more weights and KV cache than {s.util:g} of "
                         f"{d.gpu.torch_bytes / GIB:.2f} GiB; is it of this GPU (--gpu "
                         f"{d.gpu.name}), utilisation (--util) and model?")
-    warnings = answer.add("startup_log.warnings", list(log_warnings(case.d, s, log, reserve)))
+    warnings = answer.add("startup_log.warnings", list(log_warnings(
+        case.d, s, log, reserve, found)))
     lines = [f"WARNING: {text}" for text in warnings]
     taken = [f"--{name} {log[f'taken_{name}']}" for name in ("weights", "kv")
              if f"taken_{name}" in log]
-    taken += [f"{name} {log[name]:.0f}" for name in ASKED[1:] if name in log]
+    taken += log.get("taken_limits", [])
     lines += [f"read from it: {', '.join(taken)}"] if taken else []
     if "starts" in log:
         lines.append(f"{log['starts']} starts in the file: the last is read")
@@ -5610,9 +5634,12 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
                f"{SEQS_MARGIN:g}, up to a multiple of 8")
     answer.add("plan.max_num_batched_tokens", plan.max_num_batched_tokens, "tokens",
                source="2k to 8k: 2,048 for a TPOT SLO up to 25 ms, 4,096 up to 60 ms")
+    length, why = plan.max_model_len, "p99.9 context"
+    if "ctx" in case.args.given:
+        length, why = d.ctx_tokens, f"as given; p99.9 context {plan.max_model_len}"
     answer.add("plan.flags", {name: value for name, value, wanted in (
         ("tensor-parallel-size", d.tp, True), ("gpu-memory-utilization", d.util, True),
-        ("max-model-len", plan.max_model_len, True), ("max-num-seqs", plan.max_num_seqs, True),
+        ("max-model-len", length, True), ("max-num-seqs", plan.max_num_seqs, True),
         ("max-num-batched-tokens", plan.max_num_batched_tokens, True),
         ("enable-prefix-caching", True, True), ("kv-cache-dtype", d.kv.name, d.kv.bytes <= 1),
         ("quantization", d.weights.name,
@@ -5622,7 +5649,7 @@ def plan_configure(case: Case, plan: Plan, answer: Answer) -> None:
     stall = answer.add("plan.chunk_stall_s", expected_prefill_s(
         d, plan.max_num_batched_tokens, case.cal), "s", source="a step filled with prefill, "
         "expected")
-    lines = [f"max-model-len {plan.max_model_len} (p99.9 context); max-num-seqs "
+    lines = [f"max-model-len {length} ({why}); max-num-seqs "
              f"{plan.max_num_seqs} ({plan.slots_text}); max-num-batched-tokens "
              f"{plan.max_num_batched_tokens} (a full chunk holds every stream up "
              f"{scaled(stall, 's')})"]
@@ -6069,7 +6096,8 @@ def write_json(path: str, value: Any) -> None:
 
 NOT_TRUSTED = {  # verdicts whose figures are no operating point
     "UNSTABLE": "the queue grew, so its latencies are of the run's length",
-    "CLIENT-LIMITED": "the client was the limit"}
+    "CLIENT-LIMITED": "the client was the limit",
+    "INTERRUPTED": "it holds less than was planned"}
 POSSIBLE = 1.2  # a share of the datasheet past which this was not the deployment measured
 TOLD = ("rate_rps", "concurrency", "offered_rate_rps", "completed", "in_flight_mean",
         "output_tok_s", "goodput_rps", "attainment", "tpot_s.p50", "tpot_s.p99", "ttft_s.p50",
@@ -6161,10 +6189,44 @@ def measured_row(case: Case, run: Mapping[str, Any], target: float) -> Dict[str,
     if tpot and tpot < math.inf:
         row["implied_mbu"] = (step.weights_s + step.kv_s) / tpot
         row["implied_mfu"] = (step.compute_s + prefill_share_s(d, round(batch))) / tpot
+    client = run.get("client")
+    row["simulated"] = bool(run.get("simulated"))
+    row["interrupted"] = isinstance(client, dict) and client.get("interrupted") is True
     row["meets_slo"] = None if attained is None else attained >= target
     row["trusted"] = bool(row["completed"] and 0 < (row["implied_mbu"] or 0) <= POSSIBLE
-                          and row["implied_mfu"] <= POSSIBLE and row["verdict"] not in NOT_TRUSTED)
+                          and row["implied_mfu"] <= POSSIBLE and not untrusted(row))
     return {key: "inf" if value == math.inf else value for key, value in row.items()}
+
+
+def verdicts(row: Mapping[str, Any]) -> List[str]:
+    """What a run is: loadgen's verdict, after SIMULATED or INTERRUPTED where it was so."""
+    return ["SIMULATED"] * row["simulated"] + ["INTERRUPTED"] * row["interrupted"] + [
+        row["verdict"]]
+
+
+def untrusted(row: Mapping[str, Any]) -> List[str]:
+    """Those of them whose figures are no operating point."""
+    return [verdict for verdict in verdicts(row) if verdict in NOT_TRUSTED]
+
+
+def operating_row(summary: Mapping[str, Any], rows: Sequence[Dict[str, Any]],
+                  knee: Optional[float]) -> Tuple[Optional[Dict[str, Any]], str]:
+    """(the run to operate at, what to know of it): loadgen's own, where the summary names one.
+
+    Else the trusted run that meets the SLO, not past the knee, with the most goodput.
+    """
+    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False]
+    told = summary.get("operating_point")
+    where, note = (told.get("run"), told.get("note")) if isinstance(told, dict) else (None, None)
+    note = note if isinstance(note, str) else ""
+    if isinstance(where, int) and not isinstance(where, bool) and 0 <= where < len(rows) and (
+            rows[where] in good):
+        return rows[where], note
+    if isinstance(told, dict) and where is None and "run" in told and any(
+            row["meets_slo"] is not None for row in rows):
+        return None, note
+    return max((row for row in good if (row["rate_rps"] or 0.0) <= (knee or math.inf)),
+               key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None), ""
 
 
 def prefill_share_s(d: Deployment, batch: float) -> float:
@@ -6206,16 +6268,18 @@ def say_measured(case: Case, answer: Answer) -> None:
     other = other_model(case, summary, deploy)
     if other:
         answer.say("", f"note: the run says model {other}; judged as {case.d.model.name}")
-    answer.table(MEASURED, (dict(row, name=run_name(row)) for row in rows))
+    answer.table(MEASURED, (dict(row, name=run_name(row), verdict=", ".join(verdicts(row)))
+                            for row in rows))
+    if any(row["simulated"] for row in rows):
+        answer.say("", "SIMULATED: nothing was measured; such a run is of loadgen's engine, and "
+                   "what follows holds for that")
     for row in rows:
-        if row["verdict"] in NOT_TRUSTED:
-            answer.say("", f"{run_name(row)} is {row['verdict']}: {NOT_TRUSTED[row['verdict']]}; "
-                       "not an operating point")
+        for verdict in untrusted(row):
+            answer.say("", f"{run_name(row)} is {verdict}: {NOT_TRUSTED[verdict]}; not an "
+                       "operating point")
     knee = Knee(*(told_number(summary, f"goodput_search.{name}") for name in Knee._fields))
-    good = [row for row in rows if row["trusted"] and row["meets_slo"] is not False
-            and (row["rate_rps"] or 0.0) <= (knee.rate_rps or math.inf)]
-    point = answer.add(key + "operating_point", max(
-        good, key=lambda r: (r["goodput_rps"] or 0.0, r["output_tok_s"] or 0.0), default=None))
+    point, note = operating_row(summary, rows, knee.rate_rps)
+    answer.add(key + "operating_point", point)
     seen = point or max((row for row in rows if row["trusted"]), default=None,
                         key=lambda r: float(r["output_tok_s"] or 0.0))
     if seen is None:
@@ -6236,6 +6300,8 @@ def say_measured(case: Case, answer: Answer) -> None:
     answer.say("IMPLIED", f"at {run_name(seen)}: MBU {mbu:.0%}, MFU {mfu:.0%} (prefill in it), "
                f"from TPOT p50 {scaled(tpot, 's')} at batch {seqs}")
     say_operating(case, point, knee, rows, deploy, answer)
+    if note:
+        answer.say("", f"loadgen.py: {note}")
     say_measured_binding(case, d, seen, answer)
 
 
@@ -6321,7 +6387,8 @@ def say_measured_binding(case: Case, d: Deployment, row: Mapping[str, Any],
     lost = (f"; {scaled(rest, 's')} is in no term at 100%: efficiency, fixed time a layer, "
             "scheduling" if rest > terms[term] else "")
     answer.say("RUN BINDS", f"{TERM_NAMES[term]}: {scaled(terms[term], 's')} at the bound of "
-               f"{scaled(tpot, 's')} measured, {where}{lost}. Better: "
+               f"{scaled(tpot, 's')} {'simulated' if row['simulated'] else 'measured'}, "
+               f"{where}{lost}. Better: "
                f"{', '.join(knobs.get(term) or speed_knobs(case.d, term))}.")
 
 
@@ -7486,8 +7553,10 @@ def say_launch(case: Case, answer: Answer) -> None:
         ("max_num_batched_tokens", launch.max_num_batched_tokens, own.max_num_batched_tokens))
         if mine != theirs]
     if differing:
-        notes = [*notes, "ENGINE reckons with the engine's own defaults; for the log of this "
-                 f"command give {' '.join(differing)} too"]
+        notes = [*notes, (
+            f"the log does not name {' '.join(differing)}, which this command has beside it"
+            if case.args.startup_log else "ENGINE reckons with the engine's own defaults; for the "
+            f"log of this command give {' '.join(differing)} too")]
     refused = engine_answer(case.d, written_out(launch, case.d)).refusals
     if differing and not refused and engine_answer(case.d, own).refusals:
         notes = [*notes, "with the limits of this command the engine is not expected to refuse"]
@@ -7995,7 +8064,8 @@ def answer_for(d: Deployment, args: Any, tables: Mapping[str, Any]) -> Answer:
         raise UserError(f"requests of {count(load.context_tokens)} tokens on average are past the "
                         f"{count(d.model.max_len)} that {d.model.name} takes; shorter lengths, or "
                         "another model")
-    searched = load is not None and not args.measured and "tp" not in args.given
+    searched = load is not None and "tp" not in args.given and not (
+        args.measured or args.startup_log)  # which are of one deployment
     if load and searched:
         ranked = search(d, args, load, tables)
         d = ranked[0].d if ranked else d
@@ -8454,6 +8524,7 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     """The deployment that the flags describe. Raises UserError where they cannot be."""
     gpu = find_gpu(args, tables)
     model = find_pasted_model(args, tables)
+    take_limits(args)
     if "ctx" not in args.given:
         args.ctx = min(args.ctx, model.max_len or args.ctx)
     use_workload(args, tables)
@@ -8484,6 +8555,25 @@ def deployment_of(args: Any, tables: Mapping[str, Any]) -> Deployment:
     return d._replace(asked=args.concurrency and -(-args.concurrency // d.replicas))
 
 
+# What a start-up log says, the field of the flag that would, and its kind of number
+LIMITS = (("max_num_seqs", "max_num_seqs", int),
+          ("max_num_batched_tokens", "max_num_batched_tokens", int), ("util", "util", float),
+          ("max_model_len", "ctx", int))
+
+
+def take_limits(args: Any) -> None:
+    """Put the batch limits, utilisation and context of a start-up log where no flag gives them.
+
+    They count as given from here on, so that the whole answer is of the deployment logged.
+    """
+    log = args.startup_log or {}
+    for name, field, kind in LIMITS:
+        if name in log and field not in args.given:
+            setattr(args, field, kind(log[name]))
+            args.given.add(field)
+            log.setdefault("taken_limits", []).append(f"{name} {log[name]:.10g}")
+
+
 def take_precisions(args: Any, model: Model) -> None:
     """Put the precisions of a start-up log where no flag gives them."""
     log = args.startup_log or {}
@@ -8491,8 +8581,10 @@ def take_precisions(args: Any, model: Model) -> None:
     if weights and not args.weights and args.weight_bytes is None and (
             weights != SPELLINGS.get(model.native, model.native)):
         args.weights = log["taken_weights"] = weights
+        args.given.add("weights")
     if kv and not args.kv and args.kv_bytes is None:
         args.kv = log["taken_kv"] = kv
+        args.given.add("kv")
 
 
 def precision_of(flag: str, name: Optional[str], width: Optional[float],

@@ -598,7 +598,7 @@ class StartupLog(unittest.TestCase):
         answer = answer_json(f"llama-3.1-8b --startup-log {self.written(NEW_LOG)}")
         reserve = answer["startup_log"]["reserve_bytes"]
         self.assertAlmostEqual(reserve / GIB, 72.91 - 15.0 - 56.21, delta=0.01)
-        again = answer_json(f"llama-3.1-8b --reserve-gib {reserve / GIB}")
+        again = answer_json(f"llama-3.1-8b --util 0.92 --reserve-gib {reserve / GIB}")
         self.assertAlmostEqual(answer["startup_log"]["budget_max_kv_tokens"],
                                again["memory"]["max_kv_tokens"], delta=2)
 
@@ -640,6 +640,31 @@ class StartupLog(unittest.TestCase):
         engine = answer_json(line + " --max-num-seqs 128")["engine"]  # a flag goes before it
         self.assertEqual(engine["max_num_seqs"], 128)
 
+    def test_a_log_s_limits_are_those_of_every_line(self):
+        log = f"qwen3-8b --startup-log {self.written(ARGS_LOG)}"
+        flags = ("qwen3-8b --weights fp8 --kv fp8 --max-num-seqs 64 --max-num-batched-tokens 2048 "
+                 "--util 0.85 --ctx 16384 --engine vllm --engine-version 0.10.2 --tp 1")
+        work = (" --rate 60 --input-len 1000 --output-len 200 --slo-tpot-ms 50 --slo-ttft-ms 1000 "
+                "--gpu-price h100=2.5,l4=0.1")
+        for more in ("", " --max-num-seqs 32 --util 0.9 --ctx 8192 --kv bf16", work):
+            with self.subTest(more):
+                found, same = answer_json(log + more), answer_json(flags + more)
+                for part in set(same) - {"engine"}:
+                    self.assertEqual(found[part], same[part], part)
+                self.assertEqual(found["engine"]["command"], same["engine"]["command"])
+        text = screen(log + work)
+        self.assertNotIn("SEARCH", text)
+        for line in ("util 0.85", "(0.85 x 80 = 68.00)", "max-num-seqs 64 (as given",
+                     "max-model-len 16384 (as given; p99.9 context 2048)",
+                     "--max-num-batched-tokens 2048", "max_num_seqs 64,"):
+            self.assertIn(line, text)
+        text = screen(log + " --engine vllm")
+        self.assertNotIn("the engine's own defaults", text)
+        self.assertNotIn("read from it: --weights fp8, --kv fp8, max_num_seqs", screen(
+            log + " --max-num-seqs 32"))
+        self.assertIn("the log does not name --max-num-seqs", screen(
+            f"llama-3.1-8b --engine vllm --startup-log {self.written(NEW_LOG)}"))
+
     def test_a_log_that_contradicts_the_flags_is_said_to(self):
         name = self.written(ARGS_LOG)
         text = screen("qwen3-8b --gpu l4 --util 0.99 --weights bf16 --kv bf16 --startup-log "
@@ -658,6 +683,33 @@ class StartupLog(unittest.TestCase):
                 "56.0", "48.0")
         self.assertIn("WARNING: the log's weights are bf16, the deployment's fp8",
                       screen("qwen3-8b --weights fp8 --startup-log " + self.written(plain)))
+
+    def test_a_log_that_is_grossly_off_is_of_another_deployment(self):
+        wide = ARGS_LOG.replace("quantization=fp8", "quantization=None").replace(
+            "'quantization': 'fp8', ", "").replace("torch.bfloat16", "torch.float32").replace(
+                "8.8 GiB", "30.55 GiB").replace("56.0", "34.2").replace("815,536", "498,000")
+        halved = SGLANG_LOG.replace("tp_size=1", "tp_size=1, quantization='fp8', "
+                                    "kv_cache_dtype='fp8_e5m2'")
+        for model, log, said in (
+                ("qwen3-8b", wide, "weights +100%, KV tokens -34% against"),
+                ("llama-3.1-8b", halved, "weights +78%, KV tokens -55% against")):
+            text = screen(f"{model} --startup-log {self.written(log)}")
+            self.assertEqual(text.count("WARNING"), 1)
+            self.assertIn(f"the log is of another deployment than described: {said}", text)
+            self.assertNotIn("reserve (logged) -", text)
+        for line, log in (("llama-3.1-8b", SGLANG_LOG), ("llama-3.1-8b", NEW_LOG),
+                          ("llama-3.1-8b --gpu a10g", V0_LOG), ("qwen3-8b", ARGS_LOG),
+                          ("qwen2-7b --gpu a100 --util 0.25", V1_LOG)):
+            text = screen(f"{line} --startup-log {self.written(log)}")
+            self.assertNotIn("WARNING", text)
+            self.assertNotIn("reserve (logged) -", text)
+        for row in map(json.loads, bench_logs.ROWS.read_text().splitlines()):
+            if "ask" in row and row["confidence"] != "low" and row.get("model_loading_gib"):
+                log = {"weights_bytes": row["model_loading_gib"] * GIB}
+                if row.get("kv_cache_tokens"):
+                    log["kv_cache_tokens"] = row["kv_cache_tokens"]
+                self.assertEqual(capacity.gross_difference(log, asked(row["ask"])[2]), "",
+                                 row["ask"])
 
     def test_a_log_of_another_model_is_refused(self):
         self.assertIn("is of Qwen/Qwen3-8B, the deployment of llama-3.1-8b",
@@ -707,6 +759,19 @@ class StartupLog(unittest.TestCase):
         log = SGLANG_LOG.replace("tp_size=1", "moe_dense_tp_size=1, tp_size=8, dp_size=8, "
                                  "enable_dp_attention=True")
         self.assertEqual(capacity.parse_startup_log(log)["tp"], 1)
+
+    def test_sglang_s_running_requests_are_the_sequences(self):
+        args = SGLANG_LOG.replace("tp_size=1", "tp_size=1, max_running_requests=48")
+        came = SGLANG_LOG.replace("chunked_prefill_size=8192", "chunked_prefill_size=8192, "
+                                  "max_prefill_tokens=16384, max_running_requests=40")
+        ranks = came.replace("tp_size=1", "tp_size=2, dp_size=2, enable_dp_attention=True, "
+                             "max_running_requests=80")
+        for log, seqs in ((args, 48), (came, 40), (ranks, 80), (SGLANG_LOG, None)):
+            self.assertEqual(capacity.parse_startup_log(log).get("max_num_seqs"), seqs)
+        text = screen("llama-3.1-8b --startup-log " + self.written(args))
+        self.assertIn("read from it: max_num_seqs 48,", text)
+        self.assertIn("--max-running-requests 48", text)
+        self.assertNotIn("does not name", text)
 
     def test_figures_that_no_engine_logs_are_refused(self):
         room = "Available KV cache memory: 5.0 GiB"

@@ -165,6 +165,32 @@ class Measured(unittest.TestCase):
             summary["runs"][1]["verdict"] = "CLIENT-LIMITED"
         self.assertEqual(self.asked(client_limited)["operating_point"]["rate_rps"], 1)
 
+    def test_the_operating_point_is_the_one_that_loadgen_names(self) -> None:
+        def named(where: Any) -> Callable[[Any], None]:
+            return lambda summary: summary.update(
+                operating_point={"run": where, "note": "a lower rate"})
+        for where, rate in ((0, 1), (1, 3), (None, None),  # and what names none is not followed
+                            (2, 3), (True, 3), ("0", 3), (9, 3), (-3, 3), ({}, 3)):
+            point = self.asked(named(where))["operating_point"]
+            self.assertEqual(point and point["rate_rps"], rate, where)
+        self.assertIn("loadgen.py: a lower rate", self.told(named(0), json_=False)[1])
+        older = self.asked(lambda summary: summary.pop("operating_point", None))
+        self.assertEqual(older["operating_point"]["rate_rps"], 3)
+
+    def test_what_was_simulated_or_interrupted_is_called_so(self) -> None:
+        def odd(summary: Any) -> None:
+            for one in summary["runs"]:
+                one["simulated"] = True
+            summary["runs"][1]["client"] = {"interrupted": True}
+        out = self.told(odd, json_=False)[1]
+        self.assertRegex(out, r"rate 1 .* SIMULATED, VALID\n")
+        self.assertRegex(out, r"rate 3 .* SIMULATED, INTERRUPTED, VALID\n")
+        self.assertIn("rate 3 is INTERRUPTED", out)
+        self.assertEqual(out.count("nothing was measured"), 1)
+        self.assertNotIn("ms measured", out)
+        self.assertEqual(self.asked(odd)["operating_point"]["rate_rps"], 1)
+        self.assertNotIn("SIMULATED", run("--measured", RUN)[1])
+
     def test_without_a_trusted_run_nothing_follows(self) -> None:
         def all_unstable(summary: Any) -> None:
             for one in summary["runs"]:
