@@ -334,6 +334,13 @@ class Answer:
         for i, line in enumerate(wrapped):
             self.lines.append(f"{label if i == 0 else '':<12} {line}")
 
+    def heading(self, *lines: str) -> None:
+        """Lines without a label, wrapped to the screen's width."""
+        import textwrap
+        for line in lines:
+            self.lines += textwrap.wrap(line, SCREEN, subsequent_indent="  ",
+                                        break_on_hyphens=False)
+
     def table(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
         """A table on the screen, indented."""
         self.lines.extend("  " + line for line in render_table(columns, rows))
@@ -2086,7 +2093,8 @@ def find_row(table: str, name: str, what: str, rows: Sequence[Mapping[str, Any]]
         raise UserError(f"{what} {name!r} cannot be looked up: presets.json is not beside "
                         f"capacity.py; put it there, or {BY_HAND[table]}")
     names = [n for row in rows for n in (row["name"], *row.get("aliases", ()))]
-    raise UserError(f"unknown {what} {name!r}{near(name, names)}; --list shows all")
+    known = f"known are {', '.join(names)}" if table == "workloads" else "--list shows all"
+    raise UserError(f"unknown {what} {name!r}{near(name, names)}; {known}")
 
 
 BY_HAND = {
@@ -4343,14 +4351,14 @@ def say_model(case: Case, answer: Answer) -> None:
                                           f"{m.top_k} of {m.experts} experts")
     heads = (f"one MLA latent of {m.latent} for all heads" if m.latent else
              f"{m.kv_heads} KV heads x {m.head_dim}")
-    answer.lines += [
+    answer.heading(
         f"{m.name}  {figure(m.params / GIGA)}B {kind}, {m.layers} layers, {heads}",
         f"on {d.gpus}x {d.gpu.title} ({figure(d.gpu.memory_bytes / GIB, 4)} GiB, "
         f"{figure(d.gpu.bandwidth_bytes_s / TERA)} TB/s), {layout_text(d)}"
         + (f", {d.replicas} replicas" if d.replicas > 1 else ""),
         f"{d.weight_source}, KV {figure(d.kv.bytes)} B, {d.compute.upper()} "
         f"compute; util {d.util:.2f}, reserve {figure(d.reserve_bytes / GIB)} GiB",
-        f"average history {count(d.history_tokens)} ({d.history_source})"]
+        f"average history {count(d.history_tokens)} ({d.history_source})")
     for note in notes_on(d):
         answer.say("note", note)
     answer.lines.append("")
@@ -4784,7 +4792,7 @@ def say_binds(case: Case, answer: Answer) -> None:
     d, step = case.d, case.step
     if not case.memory.fits:
         answer.add("decode.bound_by", None)
-        answer.lines.append("BINDS        memory: it does not start; see WOULD DO.")
+        answer.say("BINDS", "memory: it does not start; see WOULD DO.")
         return
     sent = collective_seconds(d, decode_collectives(d, case.batch)) or 0.0
     answer.add("decode.bound_by", "comm" if sent > step.step_s else step.bound_by)
@@ -4809,7 +4817,7 @@ def say_binds(case: Case, answer: Answer) -> None:
         text = (f"HBM reads at batch {case.batch}, {share:.0%} {what}. Faster: "
                 f"{', '.join(speed_knobs(d, step.bound_by))}. More users: "
                 f"{', '.join([*room, 'replicas (--dp)'])}.")
-    answer.lines.append(f"BINDS        {text}")
+    answer.say("BINDS", text)
 
 
 def next_tp(d: Deployment) -> List[str]:

@@ -423,9 +423,15 @@ class Sections(unittest.TestCase):
         self.assertEqual(weights, 13761264768)
 
     def test_the_binding_line_offers_nothing_already_done(self) -> None:
-        out = text("llama-3.1-8b --weights fp8 --kv fp8 --ctx 32k").splitlines()[-1]
+        _, binds, out = text("llama-3.1-8b --weights fp8 --kv fp8 --ctx 32k").partition("\nBINDS ")
+        self.assertTrue(binds)
         self.assertNotIn("--kv fp8", out)
-        self.assertTrue(out.startswith("BINDS"))
+
+    def test_no_paragraph_is_wider_than_the_screen(self) -> None:
+        for line in ("llama-3.1-70b --tp 2", "gpt-oss-120b --tp 4", "deepseek-v3 --gpu h200 --dp 8 "
+                     "--ep all", "llama-3.1-8b --rate 5 --workload chat --engine vllm"):
+            for told in text(line).splitlines():
+                self.assertLessEqual(len(told), capacity.SCREEN, told)
 
     def test_concurrency_is_shared_out_over_the_replicas(self) -> None:
         batches = [r["batch"] for r in ask("llama-3.1-8b --dp 4 --concurrency 30")["decode"]
@@ -477,6 +483,11 @@ class InputsGoneWrong(unittest.TestCase):
         self.refused("llama-3.1-8b --gpu h1000", "h100")
         self.refused("llama-3.1-8b --weights fp9", "fp8")
         self.refused("llama-3.1-8b --link nvlink9", "nvlink")
+
+    def test_an_unknown_workload_is_told_those_there_are(self) -> None:
+        names = [row["name"] for row in capacity.presets()["workloads"]]
+        self.assertIn("known are " + ", ".join(names),
+                      run("llama-3.1-8b", "--workload", "foo")[2])
 
     def test_tp_that_does_not_divide_the_heads_names_what_does(self) -> None:
         self.refused("llama-3.1-70b --tp 3", "64 query heads", "1, 2, 4, 8")
