@@ -3034,6 +3034,9 @@ class Selecting:
                 for key, mask in self.selector.select(timeout_s)]
 
 
+SECRET_MIN = 6  # characters; a shorter value is no secret, and may be a part of any word
+
+
 class Wiring(NamedTuple):
     """How to reach the target: the address pinned, TLS, a proxy in between, the limits."""
 
@@ -3043,12 +3046,16 @@ class Wiring(NamedTuple):
     tls: Any  # an ssl.SSLContext, or None
     proxy_connect: bytes  # the CONNECT request that opens a tunnel, or b""
     timeouts: Timeouts
-    secrets: Tuple[str, ...]  # header values and keys: taken out of whatever a server says
+    secrets: Tuple[str, ...]  # of headers and the query: taken out of whatever a server says
 
     def redacted(self, text: str) -> str:
         """What a server said, without the keys that it may have echoed."""
         for secret in self.secrets:
             text = text.replace(secret, "[key]")
+            for n in range(len(secret) - 1, SECRET_MIN - 1, -1):  # what the server said was cut
+                if text.endswith(secret[:n]):
+                    text = text[:-n] + "[key]"
+                    break
         return text
 
 
@@ -4235,7 +4242,10 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
         same = host == target.host and (scheme, target.scheme) != ("http", "https")
         place = target._replace(scheme=scheme, host=host, port=port, path=path,
                                 headers=target.headers if same else ())
-        places, wiring = [place], wiring_of(args, place)._replace(secrets=wiring.secrets)
+        places, known = [place], wiring.secrets
+        wiring = wiring_of(args, place)
+        wiring = wiring._replace(secrets=tuple(sorted({*known, *wiring.secrets}, key=len,
+                                                      reverse=True)))
     else:  # trtllm-serve has JSON at /metrics
         stem = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else ""
         places = [target._replace(path=path) for path in dict.fromkeys(
@@ -6437,7 +6447,8 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
               if is_cut(run) or (run["verdict"] == "VALID" and run["reasons"])]
     unrun = len(summary["plan"].get("rates") or runs) - len(runs)
     if unrun > 0 and (summary.get("killed") or any(map(is_cut, runs))):
-        lines.append(f"INTERRUPTED: {unrun} further rate{'s were' if unrun > 1 else ' was'} not run")
+        lines.append(f"INTERRUPTED: {unrun} further rate{'s were' if unrun > 1 else ' was'} not "
+                     "run")
     if summary["plan"].get("find_goodput") and "goodput_search" not in summary:
         lines.append("GOODPUT  not found: the search had not ended")
     elif "goodput_search" not in summary and (asked or slo.get("classes")):
@@ -9839,10 +9850,17 @@ def wiring_of(args: Any, target: Target) -> Wiring:
     place = f"{_bracketed(target.host)}:{target.port}"
     tunnel = request_bytes("CONNECT", place, place, {}, b"") if proxy else b""
     family, address, why = reachable(*(proxy or (target.host, target.port)), args.connect_timeout)
-    secrets = {part for _, value in target.headers for part in (value, value.split(" ")[-1])
-               if len(part) > 5}
-    return Wiring(family, address, why, context, tunnel, timeouts,
-                  tuple(sorted(secrets, key=len, reverse=True)))
+    return Wiring(family, address, why, context, tunnel, timeouts, secrets_of(target))
+
+
+def secrets_of(target: Target) -> Tuple[str, ...]:
+    """What a server may echo and nobody should read: values of headers and of the URL's query."""
+    import urllib.parse
+    parts = [part for _, value in target.headers for part in (value, value.split(" ")[-1])]
+    for pair in target.path.partition("?")[2].split("&"):
+        value = pair.partition("=")[2] or pair
+        parts += [value, urllib.parse.unquote(value), urllib.parse.unquote_plus(value)]
+    return tuple(sorted({part for part in parts if len(part) >= SECRET_MIN}, key=len, reverse=True))
 
 
 def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
