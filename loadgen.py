@@ -3034,6 +3034,9 @@ class Selecting:
                 for key, mask in self.selector.select(timeout_s)]
 
 
+SECRET_MIN = 6  # characters; a shorter value is no secret, and may be a part of any word
+
+
 class Wiring(NamedTuple):
     """How to reach the target: the address pinned, TLS, a proxy in between, the limits."""
 
@@ -3043,12 +3046,16 @@ class Wiring(NamedTuple):
     tls: Any  # an ssl.SSLContext, or None
     proxy_connect: bytes  # the CONNECT request that opens a tunnel, or b""
     timeouts: Timeouts
-    secrets: Tuple[str, ...]  # header values and keys: taken out of whatever a server says
+    secrets: Tuple[str, ...]  # of headers and the query: taken out of whatever a server says
 
     def redacted(self, text: str) -> str:
         """What a server said, without the keys that it may have echoed."""
         for secret in self.secrets:
             text = text.replace(secret, "[key]")
+            for n in range(len(secret) - 1, SECRET_MIN - 1, -1):  # what the server said was cut
+                if text.endswith(secret[:n]):
+                    text = text[:-n] + "[key]"
+                    break
         return text
 
 
@@ -4235,7 +4242,10 @@ def metrics_source(args: Any, target: Target, wiring: Wiring
         same = host == target.host and (scheme, target.scheme) != ("http", "https")
         place = target._replace(scheme=scheme, host=host, port=port, path=path,
                                 headers=target.headers if same else ())
-        places, wiring = [place], wiring_of(args, place)._replace(secrets=wiring.secrets)
+        places, known = [place], wiring.secrets
+        wiring = wiring_of(args, place)
+        wiring = wiring._replace(secrets=tuple(sorted({*known, *wiring.secrets}, key=len,
+                                                      reverse=True)))
     else:  # trtllm-serve has JSON at /metrics
         stem = target.base_path[:-len("/v1")] if target.base_path.endswith("/v1") else ""
         places = [target._replace(path=path) for path in dict.fromkeys(
@@ -6301,7 +6311,7 @@ def advice(summary: Facts) -> List[str]:
     parts = (last.get("classes") or {"": {**last, "slo": slo}}).values()
     limits = [(part[key]["p99"], part["slo"][key]) for part in parts
               for key in ("ttft_s", "tpot_s", "e2e_s") if part["slo"][key]]
-    if limits and last["verdict"] == "VALID" and all(
+    if limits and last["verdict"] == "VALID" and not last["client"]["interrupted"] and all(
             p99 is not None and p99 <= MARGIN * limit for p99, limit in limits):
         found.append(f"COST  the SLO is met with margin at {last['label']}: run nearer the goodput "
                      "knee (--find-goodput), or take FP8 or a smaller model")
@@ -6445,9 +6455,12 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
     lines += [f"{run_name(run)}: {run['reasons'][0]}" for run in runs
               if is_cut(run) or (run["verdict"] == "VALID" and run["reasons"])]
     unrun = len(summary["plan"].get("rates") or runs) - len(runs)
-    if unrun > 0 and any(map(is_cut, runs)):
-        lines.append(f"INTERRUPTED: {unrun} further rates were not run")
-    if "goodput_search" not in summary and (asked or slo.get("classes")):
+    if unrun > 0 and (summary.get("killed") or any(map(is_cut, runs))):
+        lines.append(f"INTERRUPTED: {unrun} further rate{'s were' if unrun > 1 else ' was'} not "
+                     "run")
+    if summary["plan"].get("find_goodput") and "goodput_search" not in summary:
+        lines.append("GOODPUT  not found: the search had not ended")
+    elif "goodput_search" not in summary and (asked or slo.get("classes")):
         lines += [f"KNEE between {before['label']} and {after['label']}: goodput no longer follows "
                   "the rate" for before, after in zip(runs, runs[1:]) if
                   (before["attainment"] or 0) >= slo["attainment"] > (after["attainment"] or 0)][:1]
@@ -9083,11 +9096,12 @@ def work_kept(saved: Facts, rows: Facts) -> Work:
 
 def plan_of(saved: Facts, run: int) -> Plan:
     """The plan of one run as plan.json keeps it; a later turn is due with its session's first."""
-    load = Load(saved["rates"][run], saved["concurrency"],
-                math.inf if saved["burstiness"] is None else saved["burstiness"],
-                saved["num_requests"], saved["duration_s"], None)
     rows = saved["runs"][run]
     n = len(rows["n_in"])
+    opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
+    load = Load(saved["rates"][run], saved["concurrency"],
+                math.inf if saved["burstiness"] is None else saved["burstiness"],
+                n if math.isinf(closed) else None, saved["duration_s"], None)
     classes, sessions, turns = (rows.get(name) or [default] * n for name, default in (
         ("cls", ""), ("session", -1), ("turn", 0)))
     dues: List[float] = []
@@ -9097,7 +9111,6 @@ def plan_of(saved: Facts, run: int) -> Plan:
         Planned(i, due_s, n_in, n_out, group, cls=cls, session=session, turn=turn)
         for i, (due_s, n_in, n_out, group, cls, session, turn) in enumerate(zip(
             dues, rows["n_in"], rows["n_out"], rows["group"], classes, sessions, turns)))
-    opened, closed = (float(edge) for edge in saved["windows_s"][run])  # "inf" is a text
     return Plan(load, work_kept(saved, rows), saved["seed"], requests, (opened, closed),
                 rows["hash"])
 
@@ -9135,6 +9148,7 @@ def kept_summary(path: str) -> Dict[str, Any]:
         for run in range(len(summary["runs"]), last_run(path) + 1):
             summary["runs"].append(killed_run(saved, summary, run))
         summary["findings"], summary["advice"] = findings(summary), advice(summary)
+        summary["killed"] = True
     refuse((not summary["runs"], f"{path}: the run was stopped before any request had ended; there "
             "is nothing to report"))
     return summary
@@ -9152,20 +9166,67 @@ def last_run(path: str) -> int:
 
 
 def killed_run(saved: Saved, summary: Facts, run: int) -> Dict[str, Any]:
-    """The summary of a run whose process was killed: of the requests that had ended by then."""
-    health = ClientHealth()
-    health.interrupted = True
+    """The summary of a run that its process did not live to write: killed in it, or after it."""
+    health, plan = ClientHealth(), plan_of(saved.plan, run)
+    shard = saved.plan["shard"] or (0, 1)
     records = [r for r in saved.records if r.run == run]
     health.lag_s.extend(max(0, r.sent_ns - r.ready_ns) * NS for r in records
                         if r.sent_ns is not None)
-    outcome = Outcome(plan_of(saved.plan, run), records, [health], 0, ONE_A_WORD, [],
+    cut, health.turns_lost = cut_off(plan, run, records, shard,
+                                      saved.plan["runs"][run].get("think_s", ()))
+    ended_s = max((r.end_ns or 0 for r in records), default=0) * NS
+    is_last = run == max((r.run for r in saved.records), default=run)
+    far = len(records) + len(cut) + health.turns_lost
+    health.interrupted = any(r.measured for r in cut) or (is_last and (
+        far < sum(shard_of(p, shard[1]) == shard[0] for p in plan.requests)
+        if plan.load.num_requests is not None else plan.load.closed and ended_s < plan.window_s[1]))
+    outcome = Outcome(plan, records + cut, [health], 0, ONE_A_WORD, [],
                       simulated=bool(summary["simulated"]))
     found = summarise(outcome, slo_from(summary["slo"]), summary["target"]["token_ids"],
                       summary["plan"]["unique_prompts"])
-    far = how_far(outcome, found, saved.plan["shard"] or (0, 1))
-    found["reasons"].insert(0, f"INTERRUPTED: {far} when its process was killed; what was in "
-                            "flight then is not counted")
+    if health.interrupted:
+        found["reasons"].insert(0, f"INTERRUPTED: {how_far(outcome, found, shard)} when its "
+                                f"process was killed; the {len(cut)} in flight then are cancelled, "
+                                "misses")
     return found
+
+
+def shard_of(planned: Planned, of: int) -> int:
+    """Which of so many shards sends a request; a session is one shard's."""
+    return (planned.id if planned.session < 0 else planned.session) % of
+
+
+def cut_off(plan: Plan, run: int, records: Records, shard: Tuple[int, int],
+            think_s: Sequence[Optional[float]]) -> Tuple[List[Record], int]:
+    """(requests due before the last record's end that have none, turns that failed ones cost).
+
+    A closed loop's request is due when a slot came free, a later turn when it had been thought of.
+    """
+    known, (place, of), lost = {r.id: r for r in records}, shard, 0
+    last_ns = max((r.end_ns or r.due_ns for r in records), default=0)
+    mine = [p for p in plan.requests if shard_of(p, of) == place]
+    more = {before.id for before, p in zip(mine, mine[1:]) if p.turn}  # a turn follows them
+    free = [0] * len(mine)
+    if plan.load.closed and plan.load.concurrency:
+        slots = plan.load.concurrency // of + (place < plan.load.concurrency % of)
+        free = [0] * slots + sorted(r.end_ns for r in records if r.end_ns is not None
+                                    and not (r.ok and r.id in more))
+    found: List[Record] = []
+    firsts = iter(free)
+    for before, p in zip([None, *mine], mine):
+        due_ns = None if p.turn else max(next(firsts, last_ns + 1), round(p.due_s / NS))
+        if p.turn and before is not None:
+            ahead = known.get(before.id)
+            if ahead and ahead.ok and ahead.end_ns is not None:
+                due_ns = ahead.end_ns + round((think_s[p.id] or 0.0) / NS)
+            elif ahead and ahead.cls not in ("cancelled", "unsent") and p.id not in known:
+                lost += sum(1 for q in mine if q.session == p.session and q.turn >= p.turn)
+        if p.id not in known and due_ns is not None and due_ns <= last_ns:
+            record = Record(p, run, due_ns, plan.measured(due_ns * NS))
+            record.cls, record.error = "cancelled", "in flight when the process was killed"
+            record.end_ns = last_ns
+            found.append(record)
+    return found, lost
 
 
 # -- shards
@@ -9241,16 +9302,13 @@ def joined_outcome(parts: Mapping[int, Saved], of: int, run: int) -> Tuple[Outco
                key=lambda plan: len(plan.requests))
     outcome, wrong = Outcome(plan, [], [], 0, ONE_A_WORD, []), []
 
-    def shard_of(p: Planned) -> int:
-        return (p.id if p.session < 0 else p.session) % of
-
     for shard in range(of):
         part = parts.get(shard)
         told = dig(part.summary, "runs", run) if part else None  # by its own summary
         mine = [r for r in part.records if r.run == run] if part else []
         seen = {r.id for r in mine}
         lost = [p for p in plan.requests
-                if shard_of(p) == shard and p.id not in seen and plan.measured(p.due_s)]
+                if shard_of(p, of) == shard and p.id not in seen and plan.measured(p.due_s)]
         if told:
             outcome.health.append(health_of(told["client"], mine))
             outcome.health[-1].turns_lost = dig(told, "turns", "lost") or 0
@@ -9801,10 +9859,17 @@ def wiring_of(args: Any, target: Target) -> Wiring:
     place = f"{_bracketed(target.host)}:{target.port}"
     tunnel = request_bytes("CONNECT", place, place, {}, b"") if proxy else b""
     family, address, why = reachable(*(proxy or (target.host, target.port)), args.connect_timeout)
-    secrets = {part for _, value in target.headers for part in (value, value.split(" ")[-1])
-               if len(part) > 5}
-    return Wiring(family, address, why, context, tunnel, timeouts,
-                  tuple(sorted(secrets, key=len, reverse=True)))
+    return Wiring(family, address, why, context, tunnel, timeouts, secrets_of(target))
+
+
+def secrets_of(target: Target) -> Tuple[str, ...]:
+    """What a server may echo and nobody should read: values of headers and of the URL's query."""
+    import urllib.parse
+    parts = [part for _, value in target.headers for part in (value, value.split(" ")[-1])]
+    for pair in target.path.partition("?")[2].split("&"):
+        value = pair.partition("=")[2] or pair
+        parts += [value, urllib.parse.unquote(value), urllib.parse.unquote_plus(value)]
+    return tuple(sorted({part for part in parts if len(part) >= SECRET_MIN}, key=len, reverse=True))
 
 
 def proxy_of(target: Target) -> Optional[Tuple[str, int]]:
@@ -10218,7 +10283,8 @@ def plan_statement(args: Any, plans: Sequence[Plan]) -> Dict[str, Any]:
             "duration_s": load.duration_s, "windows_s": [plan.window_s for plan in plans],
             "shared_prefix_len": args.shared_prefix_len, "prefix_groups": args.prefix_groups,
             "unique_prompts": not args.no_unique_prompts, "workers": args.workers,
-            "shard": args.shard, "workload": args.workload, "traffic": traffic_statement(args)}
+            "find_goodput": bool(args.find_goodput), "shard": args.shard,
+            "workload": args.workload, "traffic": traffic_statement(args)}
 
 
 def plan_rows(plan: Plan) -> Dict[str, Any]:

@@ -439,6 +439,24 @@ class Secrets(unittest.TestCase):
         self.assertIn("Incorrect API key provided: [key]", said)
         self.assertNotIn("VERYSECRET", said + json.dumps(summary) + json.dumps(rows))
 
+    def test_a_value_of_the_urls_query_that_the_server_repeats_is_taken_out(self) -> None:
+        def echo(sock: socket.socket, number: int) -> None:
+            body = b'{"error":{"message":"no /v1?k=SECRET%2BQUERY, which is SECRET+QUERY, in v 1"}}'
+            sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+        with server(echo) as url:
+            _, summary, said, rows = measure(f"{url}?k=SECRET%2BQUERY&v=1", *COMMON,
+                                             "--num-requests", "3")
+        self.assertIn("no /v1?k=[key], which is [key], in v 1", said)
+        self.assertNotIn("SECRET", said + json.dumps(summary) + json.dumps(rows))
+
+    def test_a_secret_that_the_end_of_a_message_cuts_is_taken_out(self) -> None:
+        args = loadgen.parse_args(["http://127.0.0.1:9/v1?key=VERYSECRET", "--rate", "1"])
+        wiring = loadgen.wiring_of(args, loadgen.target_of(args, args.url))
+        self.assertEqual(wiring.redacted("HTTP 404: no /v1?key=VERYSECR"),
+                         "HTTP 404: no /v1?key=[key]")
+
     def test_an_answer_before_the_question_never_counts(self) -> None:
         def early(sock: socket.socket) -> socket.socket:
             sock.sendall(SSE_HEAD + content("a") + END)
@@ -508,8 +526,10 @@ class Interrupted(unittest.TestCase):
                                   text=True, check=False)
             self.assertIn("report.html", os.listdir(out))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"INTERRUPTED: {len(rows)} of 600 requests when its process was killed",
-                      done.stdout)
+        known, last_s = {row["id"] for row in rows}, max(row["end_s"] for row in rows)
+        due = {i for i, due_s in enumerate(plan["arrivals"][0]) if due_s <= last_s}
+        self.assertIn(f"INTERRUPTED: {len(known | due)} of 600 requests when its process was "
+                      f"killed; the {len(due - known)} in flight then are cancelled", done.stdout)
         self.assertGreater(len(rows), 5)
         self.assertTrue(all(row["class"] == "ok" for row in rows))
         self.assertEqual(len(plan["arrivals"][0]), 600)

@@ -532,7 +532,8 @@ class KeptRuns(unittest.TestCase):
             first, second = loadgen.kept_summary(out)["runs"]
             self.assertEqual(first, loadgen.with_infinities(whole["runs"][0]))
             self.assertEqual(second["completed"], 10)
-            self.assertIn("INTERRUPTED: 10 of 30 requests", second["reasons"][0])
+            n = 10 + second["failures"]["cancelled"]
+            self.assertIn(f"INTERRUPTED: {n} of 30 requests", second["reasons"][0])
             os.remove(os.path.join(out, "summary.json"))
             self.assertEqual([run["completed"] for run in loadgen.kept_summary(out)["runs"]],
                              [30, 10])
@@ -540,6 +541,60 @@ class KeptRuns(unittest.TestCase):
                 pass
             with self.assertRaisesRegex(UserError, "before any request had ended"):
                 loadgen.kept_summary(out)
+
+    def killed(self, kept: int, *argv: str) -> Dict[str, Any]:
+        """The report of a simulated run that was killed after so many lines; -1: after the end."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "run")
+            self.assertEqual(command("--simulate", "--seed", "3", *argv, "--out", out)[0], 0)
+            os.remove(os.path.join(out, "summary.json"))
+            path = os.path.join(out, "requests.jsonl")
+            with open(path, encoding="utf-8") as file:
+                lines = file.readlines()
+            self.rows = [json.loads(line) for line in lines[:kept if kept >= 0 else None]]
+            self.plan = load(out, "plan.json")
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(lines[:kept if kept >= 0 else None])
+            code, self.text, errors = command("--report", out)
+            self.assertEqual(code, 0, errors)
+            return load(out, "summary.json")
+
+    def test_what_was_in_flight_at_the_kill_is_cancelled(self) -> None:
+        slo = ("--slo-e2e-ms", "1e6")
+        run = self.killed(60, "--rate", "20", "--num-requests", "200", *slo)["runs"][0]
+        due = [due_s for due_s in self.plan["arrivals"][0]
+               if due_s <= max(row["end_s"] for row in self.rows)]
+        self.assertGreater(len(due), 70)
+        self.assertEqual((run["completed"], run["failures"]), (60, {"cancelled": len(due) - 60}))
+        self.assertAlmostEqual(run["offered_rate_rps"], (len(due) - 1) / (due[-1] - due[0]))
+        self.assertAlmostEqual(run["attainment"], 60 / len(due))
+        self.assertNotIn("COST", self.text)
+        for argv, n in ((("--concurrency", "8"), 8), (("--concurrency", "5", "--turns", "3"), 5)):
+            run = self.killed(40, *argv, "--num-requests", "200", *slo)["runs"][0]
+            self.assertLessEqual(run["failures"]["cancelled"], n)
+            self.assertGreaterEqual(run["failures"]["cancelled"], n - 1)  # one may be to send
+        run = self.killed(60, "--rate", "20", "--duration", "30", "--ramp", "1", *slo)["runs"][0]
+        self.assertGreater(run["failures"]["cancelled"], 10)
+        self.assertIn("of 30.0 s", run["reasons"][0])
+
+    def test_only_a_run_that_was_killed_is_interrupted(self) -> None:
+        argv = "--sweep", "20,30", "--num-requests", "30"
+        for kept, told in ((60, [False, False]), (50, [False, True])):
+            summary = self.killed(kept, *argv)
+            self.assertEqual([run["client"]["interrupted"] for run in summary["runs"]], told)
+        self.assertEqual(len(self.killed(30, *argv)["runs"]), 1)
+        self.assertIn("1 further rate was not run", self.text)
+        for argv in (("--rate", "20", "--duration", "5"), ("--concurrency", "5", "--duration", "5"),
+                     ("--concurrency", "5", "--turns", "3", "--num-requests", "40")):
+            self.killed(-1, *argv)
+            self.assertNotIn("INTERRUPTED", self.text)
+
+    def test_a_search_and_what_follows_it_are_reported_after_a_kill(self) -> None:
+        summary = self.killed(-1, "--sweep", "auto", "--slo-e2e-ms", "2000")
+        self.assertEqual(len(summary["runs"]), len(summary["plan"]["rates"]))
+        self.assertNotIn("INTERRUPTED", self.text)
+        self.assertIn("GOODPUT  not found: the search had not ended", self.text)
+        self.assertNotIn("KNEE", self.text)
 
     def test_every_file_that_could_not_be_written_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
