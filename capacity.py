@@ -7951,7 +7951,8 @@ def memory_changes(case: Case, pasted: Pasted) -> Iterable[Advice]:
         yield Advice(flag("max_num_seqs"), had.get("max_num_seqs"),
                      str(rounded_up(wanted * SEQS_MARGIN / ranks, 8)), f"max batch B: "
                      f"{count(wanted)} in flight queue for {slots} slots, TTFT grows")
-    bound = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
+    short = held < max(wanted, min(slots or 0, SEQS_MOST)) or case.memory.max_seqs < 8
+    bound = case.plan.binding == "kv" or held < wanted if case.plan else short
     if held and bound and d.kv.bytes > 1 and "fp8" in d.gpu.flop_s:
         yield Advice(flag("kv"), d.kv.name, KV_NAMES[pasted.engine]["fp8"], "b_kv: KV-bound; 1 B "
                      f"an element holds {count(held * d.kv.bytes)} sequences in place of "
