@@ -8315,7 +8315,8 @@ FLAGS: Dict[str, Tuple[Flag, ...]] = {
         Flag("--input-len", lengths, "LENGTHS", "prompt tokens: 2000, lognormal:mean=2000,cv=0.5, "
              "uniform:100..4000, hist:FILE"),
         Flag("--output-len", lengths, "LENGTHS", "output tokens, same grammar"),
-        Flag("--shared-prefix-len", whole, "TOKENS", "part of every prompt that is the same",
+        Flag("--shared-prefix-len", lambda text: 0 if text == "0" else whole(text), "TOKENS",
+             "part of every prompt that is the same",
              needs="--input-len --workload"),
         Flag("--concurrency --batch", whole, "N", "ask about so many in flight, all replicas "
              "together"),
