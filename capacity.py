@@ -5476,8 +5476,10 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
         f"no rate: {HEADROOM:.0%} of what it sustains")
     shared = (f", {count(load.shared_tokens)} of it shared, {count(fresh)} past that on average"
               if load.shared_tokens else "")
+    gone = ("; answers of one token have no TPOT: its SLO does not apply"
+            if case.args.slo_tpot_ms and load.slo_tpot_s == math.inf else "")
     answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
-               f"{load.output_len.text}; {slo_text(load)}")
+               f"{load.output_len.text}; {slo_text(load)}{gone}")
 
 
 def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
@@ -8414,6 +8416,8 @@ def load_of(args: Any) -> Optional[Load]:
                         f"{args.rate:g}")
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    if args.output_len.quantile(0.999) < 1.5:
+        tpot = math.inf  # one token has no time between tokens
     return Load(args.rate, args.mean_rate, args.input_len, args.output_len,
                 args.shared_prefix_len or 0, ttft, tpot, e2e, args.max_num_seqs,
                 args.max_num_batched_tokens)
