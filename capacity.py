@@ -4120,10 +4120,17 @@ class Plan(NamedTuple):
     @property
     def slots_text(self) -> str:
         """Where max_num_seqs comes from."""
+        where = "a replica" if self.fleet in (0, self.replicas) else (
+            f"in each of the {self.fleet} replicas named (--dp)")
+        if self.load.given_seqs and self.steady and self.seated > self.max_num_seqs:
+            expected = ("" if self.fleet != self.replicas else
+                        f"{figure(self.steady.batch)} in flight a replica expected, ")
+            return (f"as given; {expected}{count(self.seated)} {where} planned for, which would "
+                    "not all run at once")
         if self.load.given_seqs:
-            return f"as given; {mean_count(self.seated)} in flight a replica"
+            return f"as given; {mean_count(self.seated)} in flight {where}"
         most = f", at most {SEQS_MOST:,}" if self.seated * SEQS_MARGIN > SEQS_MOST else ""
-        return f"{mean_count(self.seated)} in flight a replica x {SEQS_MARGIN:g}{most}"
+        return f"{mean_count(self.seated)} in flight {where} x {SEQS_MARGIN:g}{most}"
 
 
 def rounded_up(value: float, step: int) -> int:
@@ -5549,8 +5556,10 @@ def plan_collect(case: Case, plan: Plan, answer: Answer) -> None:
         f"no rate: {HEADROOM:.0%} of what it sustains")
     shared = (f", {count(load.shared_tokens)} of it shared, {count(fresh)} past that on average"
               if load.shared_tokens else "")
+    gone = ("; answers of one token have no TPOT: its SLO does not apply"
+            if case.args.slo_tpot_ms and load.slo_tpot_s == math.inf else "")
     answer.say("1 COLLECT", f"{rate}; input {load.input_len.text}{shared}; output "
-               f"{load.output_len.text}; {slo_text(load)}")
+               f"{load.output_len.text}; {slo_text(load)}{gone}")
 
 
 def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
@@ -5821,10 +5830,12 @@ def plan_report(case: Case, plan: Plan, answer: Answer) -> None:
     expected = steady.rate_rps * steady.e2e_s * plan.replicas
     low_s, high_s = band_s(d, steady.batch, steady.tpot_s, cal)
     of = "" if load.rate_rps else " (no rate was given)"
+    seats = plan.replicas * plan.max_num_seqs
+    room = (f", room for {mean_count(plan.in_flight)} planned" if seats >= plan.in_flight else
+            f", {mean_count(plan.in_flight)} planned, room for {count(seats)} in all slots")
     answer.say("LOAD", f"up to {figure(plan.rate_rps)} requests/s{of} of "
                f"{count(load.input_len.mean)} tokens in, {count(load.output_len.mean)} out: about "
-               f"{mean_count(expected)} at once expected"
-               + (f", room for {mean_count(plan.in_flight)} planned" if load.rate_rps else ""))
+               f"{mean_count(expected)} at once expected" + (room if load.rate_rps else ""))
     answer.say("SLO", f"{slo_text(load)}; expected TPOT {scaled(steady.tpot_s, 's')} (80% "
                f"band {figure(low_s / MS)} to {scaled(high_s, 's')}) on average, TTFT p99 about "
                f"{figure(steady.ttft_p99_s / MS, 2)} ms (rough): estimates until measured")
@@ -5876,7 +5887,8 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
     users = answer.add("plan.inverse.max_in_flight", best and int(d.replicas * min(
         best.rate_rps * best.e2e_s, plan.max_num_seqs)), "requests", source=f"{LITTLE}, at the "
         "sustained rate; at most one in each batch slot")
-    asked = d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1
+    asked = min(d.asked or (round(plan.steady.batch) if plan.steady else 1) or 1,
+                load.given_seqs or SEQS_MOST)  # more would not run at once
 
     def held(times: float) -> bool:
         prompts = Lengths(one.text, one.mean * times, lambda q: one.quantile(q) * times)
@@ -5890,8 +5902,9 @@ def plan_inverse(case: Case, plan: Plan, answer: Answer) -> List[str]:
         source="every limit of the fixed point, prompts scaled, by bisection")
     most = f"at most {counted(users, 'user')}" if users else "under one user, on average,"
     lines = [f"{most} in flight on "
-             f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight: "
-             f"{count(longest)} tokens"]
+             f"{counted(d.replicas, 'replica')}; longest mean request with {asked} in flight"
+             f"{' a replica' if d.replicas > 1 else ''}: "
+             + (f"{count(longest)} tokens" if longest else "none, of any length")]
     if case.ranked:
         top = answer.add("plan.inverse.cheapest_gpu", case.ranked[0].d.gpu.name)
         least = "fewest GPUs" if load.rate_rps else "fewest GPU-hours a token"
@@ -6856,7 +6869,8 @@ def compute_on(gpu: Gpu, weights: Precision) -> str:
 
 
 def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
-    """What can be done differently, one at a time: precision, GPU, TP, KV, prefix, SLOs."""
+    """What can be done differently, one at a time: precision, GPU, TP, KV, slots, prefix, SLOs.
+    """
     d, load = case.d, case.plan and case.plan.load
     found = [Change(f"--weights {name}", "weights", weights_stored(d, name), {}, EVAL)
              for name in narrower_weights(d)
@@ -6869,6 +6883,9 @@ def single_changes(case: Case, tables: Mapping[str, Any]) -> List[Change]:
               if row["name"] in (case.args.prices or {}) and row["name"] != d.gpu.name]
     if not load:
         return found
+    if load.given_seqs:
+        found.append(Change(f"slots by the plan instead of {load.given_seqs}", "slots", {},
+                            {"given_seqs": None}, ""))
     if not load.shared_tokens:
         found.append(Change("half of every prompt shared and cached", "prefix", {},
                             {"shared_tokens": int(load.input_len.mean / 2)}, "prompts must begin "
@@ -8520,6 +8537,8 @@ def load_of(args: Any) -> Optional[Load]:
                         f"{args.rate:g}")
     ttft, tpot, e2e = (value * MS if value else math.inf
                        for value in (args.slo_ttft_ms, args.slo_tpot_ms, args.slo_e2e_ms))
+    if args.output_len.quantile(0.999) < 1.5:
+        tpot = math.inf  # one token has no time between tokens
     return Load(args.rate, args.mean_rate, args.input_len, args.output_len,
                 args.shared_prefix_len or 0, ttft, tpot, e2e, args.max_num_seqs,
                 args.max_num_batched_tokens)

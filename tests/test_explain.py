@@ -527,6 +527,17 @@ class Defend(unittest.TestCase):
         else:
             self.assertLessEqual(max(shares), 0.5)
 
+    def test_slots_that_were_given_are_among_what_could_change(self) -> None:
+        line = ("llama-3.1-70b -tp 2 --weights fp8 --kv fp8 --rate 20 --input-len "
+                "lognormal:mean=2000,cv=0.5 --shared-prefix-len 1500 --output-len 300 "
+                "--slo-ttft-ms 800 --slo-tpot-ms 50 --gpu-price 2.50")
+        given = " ".join(run(*line.split(), "--max-num-seqs", "32", "--defend")[1].split())
+        free = json.loads(run(*line.split(), "--json")[1])["plan"]
+        self.assertEqual(free["replicas"], 5)
+        self.assertIn("7 replicas of", given)
+        self.assertIn("slots by the plan instead of 32 0.71x", given)
+        self.assertNotIn("slots by the plan", run(*line.split(), "--defend")[1])
+
     def test_an_impossible_slo_is_not_defended(self) -> None:
         found = self.asked(f"{DENSE} --rate 20 --slo-ttft-ms 1")
         self.assertIn("not even one request", found[1]["researcher"])

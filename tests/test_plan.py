@@ -282,6 +282,28 @@ class Inputs(unittest.TestCase):
         self.assertIn("max-num-seqs 160 (as given;", text(WORKED + " --max-num-seqs 160"))
         self.assertRegex(text(WORKED), r"max-num-seqs 64 \(\d+ in flight a replica x 1.3\)")
 
+    def test_room_is_not_promised_past_the_slots_that_were_given(self) -> None:
+        out = " ".join(text(WORKED + " --max-num-seqs 32").split())
+        self.assertIn("246 planned, room for 224 in all slots", out)
+        self.assertIn("max-num-seqs 32 (as given; 19.5 in flight a replica expected, 35 a replica "
+                      "planned for, which would not all run at once)", out)
+        out = " ".join(text(WORKED + " --max-num-seqs 32 --dp 3 --concurrency 400").split())
+        self.assertIn("82 in each of the 3 replicas named (--dp) planned for", out)
+        self.assertRegex(out, r"longest mean request with 32 in flight a replica: 2,\d+ tokens")
+        self.assertIn("room for 246 planned", text(WORKED))
+
+    def test_an_answer_of_one_token_has_no_tpot_to_limit(self) -> None:
+        line = ("llama-3.1-8b --tp 1 --rate 20 --input-len 2000 --output-len 1 --slo-ttft-ms 800 "
+                "--gpu-price 2.5")
+        strict, free = ask(line + " --slo-tpot-ms 25")["plan"], ask(line)["plan"]
+        self.assertEqual(strict, free)
+        self.assertEqual((free["binding"], free["slo_tpot_s"]), ("ttft", None))
+        out = " ".join(text(line + " --slo-tpot-ms 25 --defend").split())
+        self.assertIn("answers of one token have no TPOT: its SLO does not apply", out)
+        self.assertNotIn("TPOT SLO", out)
+        two = line.replace("--output-len 1", "--output-len 2")
+        self.assertEqual(ask(two + " --slo-tpot-ms 25")["plan"]["binding"], "tpot")
+
     def test_one_of_a_thing_is_singular(self) -> None:
         for line in (WORKED, WORKED.replace("--rate 20", "--rate 1"), "llama-3.1-8b --tp 1 "
                      "--input-len 2000 --output-len 300 --slo-ttft-ms 1000 --slo-tpot-ms 40 "
