@@ -5028,6 +5028,9 @@ def say_speculative(case: Case, answer: Answer) -> None:
         {"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
          "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)])
     text = ranges_text(ranges)
+    if not ranges and full < 1:
+        text += (f": at a history of {count(d.history_tokens)} reads outweigh arithmetic in all of "
+                 f"them, so the {full:.2f}x is not met")
     if ranges and ranges[0][0] > case.limit:
         text += f", past the KV limit of {case.limit}"
     answer.say("SPECULATION", f"gamma {gamma}, alpha {figure(alpha)}: {gained:.2f} tokens a step; "
@@ -5121,7 +5124,8 @@ def say_cost(case: Case, answer: Answer) -> None:
                      f"{count(d.output_tokens)} out: ${both:.5f}, or "
                      f"${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
                      "with the input in it")
-    answer.say("COST", *lines)
+    label = "COST" if not case.plan else "COST/REPLICA" if d.replicas == 1 else "COST (--dp)"
+    answer.say(label, *lines)  # the plan's own COST is of the fleet
     if args.serverless_price is not None:
         expected = next((step.value for step in answer.steps
                          if step.key == "expected.output_tok_s"), None)
@@ -5545,12 +5549,15 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
         answer.say("2 FIT", f"one replica holds {count(each)} KV tokens; a "
                    f"request takes {count(load.context_tokens)} on average")
         return
+    verb = "hold" + "s" * (plan.replicas == 1)
+    if held < wanted:
+        verb = ("does" if plan.replicas == 1 else "do") + " NOT hold"
     answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{mean_count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
                f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
-               f"planned {'' if held >= wanted else 'do NOT '}hold them"
+               f"planned {verb} them"
                + ("" if held >= wanted else " by this rule"))
 
 

@@ -335,6 +335,13 @@ class Sections(unittest.TestCase):
         self.assertIsNone(found["turning_batch"])  # KV reads keep it memory-bound
         self.assertEqual([row["gamma"] for row in found["table"]], list(range(1, 9)))
 
+    def test_a_win_at_every_batch_says_why_the_compute_bound_loss_is_not_met(self) -> None:
+        out = " ".join(text("llama-3.1-70b --weights fp8 --kv fp8 --tp 2 --spec-accept 0.8")
+                       .split())
+        self.assertIn("0.67x once compute-bound", out)
+        self.assertIn("wins at every batch: at a history of 4,096 reads outweigh arithmetic in all "
+                      "of them, so the 0.67x is not met", out)
+
     def test_speculation_turns_from_win_to_loss_where_it_says(self) -> None:
         args = capacity.parse_args("llama-3.1-70b --weights fp8 --kv fp8 --tp 2 --ctx 256".split())
         d = capacity.deployment_of(args, capacity.presets())
