@@ -6191,9 +6191,12 @@ def other_model(case: Case, summary: Mapping[str, Any], deploy: Optional[Mapping
     names = [value.get(key) for value, key in zip(told, ("name", "model"))
              if isinstance(value, dict)]
     name = next((name for name in names if name and isinstance(name, str)), "")
-    own = case.d.model.name, checkpoint_of(case.args, case.d)[0]
-    same = {bare_name(other.rstrip("/")) for other in (*own, *(known_as(n)[0] for n in own))}
-    return "" if not name or {bare_name(name.rstrip("/")), known_as(name)[0]} & same else name
+
+    def plain(*names: str) -> Set[str]:
+        return {bare_name(text.rstrip("/")) for one in names for text in (one, known_as(one)[0])}
+
+    own = plain(case.d.model.name, checkpoint_of(case.args, case.d)[0])
+    return "" if not name or plain(name) & own else name
 
 
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
