@@ -3772,7 +3772,7 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
     if d.kv.bytes < KV["bf16"].bytes:
-        basis += "; their KV precision is not known"
+        basis += "; the KV precision of the points is not known"
     if absent:
         basis = f"{' and '.join(absent)} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
@@ -4434,7 +4434,7 @@ def engine_against_budget(case: Case, tokens: int) -> List[str]:
     if found.refusals:
         return [f"the budget fits with its {figure(case.d.reserve_bytes / GIB)} GiB reserve; "
                 f"{name} would refuse to start, see REFUSES"]
-    theirs = found.tokens * (d.attention_dp if s.engine == "vllm" else 1)
+    theirs = found.tokens * d.attention_dp  # each rank logs its own
     if abs(theirs - tokens) <= NEAR_TOKENS * tokens:
         return []
     return [f"{name} would hold {count(theirs)} KV tokens (ENGINE); everything else here counts "

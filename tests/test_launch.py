@@ -276,6 +276,9 @@ class Commands(unittest.TestCase):
 
     def test_which_kv_tokens_count_is_said_where_the_engine_has_others(self) -> None:
         note = "everything else here counts with the budget's"
+        ranks = " ".join(run("deepseek-v3", "--gpu", "h200", "--dp", "8", "--ep", "all",
+                             "--engine", "sglang")[1].split())
+        self.assertIn("would hold 3,552,408 KV tokens", ranks)  # 8 ranks of 444,051
         for line, said in (("qwen3-8b --rate 5 --workload chat --tp 1 --engine vllm", False),
                            ("llama-3.1-70b --tp 2 --engine vllm --max-num-seqs 8", True),
                            ("llama-3.1-70b --tp 2", False)):
