@@ -256,7 +256,9 @@ def scaled(value: float, unit: str) -> str:
         return f"{figure(value / GIGA, 4)} GB/s"
     if unit == "x":
         return f"{figure(value)}x"
-    return f"{figure(value, 4)} {unit}".rstrip()
+    shown = figure(value, 4)
+    one = shown == "1" and "/" not in unit
+    return f"{shown} {unit.removesuffix('s') if one else unit}".rstrip()
 
 
 # ---- 2. The answer and its steps ---------------------------------------------------------------

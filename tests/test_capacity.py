@@ -247,6 +247,11 @@ class Explained(unittest.TestCase):
                     seen += 1
         self.assertGreater(seen, 250)
 
+    def test_one_of_a_unit_is_singular(self) -> None:
+        told = text("llama-3.1-8b --rate 1 --workload chat --tp 1 --explain")
+        self.assertIn("plan.gpus = 1 GPU ", told.replace("\n", " "))
+        self.assertNotRegex(told, r"= 1 [a-zA-Z]+s\b(?!/)")
+
     def test_it_shows_formula_numbers_and_source(self) -> None:
         out = text("llama-3.1-70b --tp 2 --weights fp8 --kv fp8 --explain")
         self.assertIn("memory.kv_pool_bytes_per_gpu = max(0, util * memory - weights - adapters - "
