@@ -7485,8 +7485,8 @@ def say_launch(case: Case, answer: Answer) -> None:
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
     asked = case.plan.replicas if case.plan else 0
     copies = f", one of {counted(asked, 'replica')}" if asked else ""
-    pasted = (": the pasted deployment; limits it left out are set by the figures above, CHANGE is "
-              "NOT applied" if getattr(case.args, "from") else "")
+    pasted = (": the pasted deployment, what it set NOT changed as CHANGE says; limits that it "
+              "left out are set by the figures above" if getattr(case.args, "from") else "")
     answer.say("LAUNCH", f"{launch.engine}{copies}{pasted}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()
