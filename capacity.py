@@ -256,7 +256,9 @@ def scaled(value: float, unit: str) -> str:
         return f"{figure(value / GIGA, 4)} GB/s"
     if unit == "x":
         return f"{figure(value)}x"
-    return f"{figure(value, 4)} {unit}".rstrip()
+    shown = figure(value, 4)
+    one = shown == "1" and "/" not in unit
+    return f"{shown} {unit.removesuffix('s') if one else unit}".rstrip()
 
 
 # ---- 2. The answer and its steps ---------------------------------------------------------------
@@ -3777,7 +3779,7 @@ def band_of(d: Deployment, engine: str, rows: Sequence[Mapping[str, Any]]) -> Di
     basis = (f"measured on {sum(row['seen'].values())} points of {kind} models, {near} of them "
              f"{engine} on {arch or 'it'}; groups left out: median error {row['median']:.0%}")
     if d.kv.bytes < KV["bf16"].bytes:
-        basis += "; their KV precision is not known"
+        basis += "; the KV precision of the points is not known"
     if absent:
         basis = f"{' and '.join(absent)} not measured, so a wider band; {basis}"
     return {"low": row["low"] ** wider, "high": row["high"] ** wider, "basis": basis}
@@ -4450,7 +4452,7 @@ def engine_against_budget(case: Case, tokens: int) -> List[str]:
     if found.refusals:
         return [f"the budget fits with its {figure(case.d.reserve_bytes / GIB)} GiB reserve; "
                 f"{name} would refuse to start, see REFUSES"]
-    theirs = found.tokens * (d.attention_dp if s.engine == "vllm" else 1)
+    theirs = found.tokens * d.attention_dp  # each rank logs its own
     if abs(theirs - tokens) <= NEAR_TOKENS * tokens:
         return []
     return [f"{name} would hold {count(theirs)} KV tokens (ENGINE); everything else here counts "
@@ -5044,6 +5046,9 @@ def say_speculative(case: Case, answer: Answer) -> None:
         {"gamma": g, "expected_tokens": tokens_a_step(alpha, g),
          "speedup": speculative_speedup(d, batch, alpha, g, cost)} for g in range(1, 9)])
     text = ranges_text(ranges)
+    if not ranges and full < 1:
+        text += (f": at a history of {count(d.history_tokens)} reads outweigh arithmetic in all of "
+                 f"them, so the {full:.2f}x is not met")
     if ranges and ranges[0][0] > case.limit:
         text += f", past the KV limit of {case.limit}"
     answer.say("SPECULATION", f"gamma {gamma}, alpha {figure(alpha)}: {gained:.2f} tokens a step; "
@@ -5137,7 +5142,8 @@ def say_cost(case: Case, answer: Answer) -> None:
                      f"{count(d.output_tokens)} out: ${both:.5f}, or "
                      f"${both / d.output_tokens * MEGA:.3f} per 1M output tokens "
                      "with the input in it")
-    answer.say("COST", *lines)
+    label = "COST" if not case.plan else "COST/REPLICA" if d.replicas == 1 else "COST (--dp)"
+    answer.say(label, *lines)  # the plan's own COST is of the fleet
     if args.serverless_price is not None:
         expected = next((step.value for step in answer.steps
                          if step.key == "expected.output_tok_s"), None)
@@ -5582,12 +5588,15 @@ def plan_fit(case: Case, plan: Plan, answer: Answer) -> None:
         answer.say("2 FIT", f"one replica holds {count(each)} KV tokens; a "
                    f"request takes {count(load.context_tokens)} on average")
         return
+    verb = "hold" + "s" * (plan.replicas == 1)
+    if held < wanted:
+        verb = ("does" if plan.replicas == 1 else "do") + " NOT hold"
     answer.say("2 FIT", f"Little: {figure(plan.rate_rps)} x ({TTFT_ALLOWANCE_S:g} s + "
                f"{count(load.output_len.mean)} x {scaled(plan.planned_tpot_s, 's')}) = "
                f"{mean_count(plan.in_flight)} in flight; x {count(load.context_tokens)} tokens = "
                f"{count(needed)} KV tokens, x {KV_MARGIN:g} = {count(wanted)}: at least "
                f"{counted(least or 1, 'replica')} of {count(each)}; the {plan.replicas} "
-               f"planned {'' if held >= wanted else 'do NOT '}hold them"
+               f"planned {verb} them"
                + ("" if held >= wanted else " by this rule"))
 
 
@@ -6264,9 +6273,12 @@ def other_model(case: Case, summary: Mapping[str, Any], deploy: Optional[Mapping
     names = [value.get(key) for value, key in zip(told, ("name", "model"))
              if isinstance(value, dict)]
     name = next((name for name in names if name and isinstance(name, str)), "")
-    own = case.d.model.name, checkpoint_of(case.args, case.d)[0]
-    same = {bare_name(other.rstrip("/")) for other in (*own, *(known_as(n)[0] for n in own))}
-    return "" if not name or {bare_name(name.rstrip("/")), known_as(name)[0]} & same else name
+
+    def plain(*names: str) -> Set[str]:
+        return {bare_name(text.rstrip("/")) for one in names for text in (one, known_as(one)[0])}
+
+    own = plain(case.d.model.name, checkpoint_of(case.args, case.d)[0])
+    return "" if not name or plain(name) & own else name
 
 
 TERM_NAMES = {"weights": "reading the weights", "kv": "reading the KV history",
@@ -7562,8 +7574,8 @@ def say_launch(case: Case, answer: Answer) -> None:
     width = max(len(f"{flag.flag} {flag.value}") for flag in flags if len(flag.value) < 30)
     asked = case.plan.replicas if case.plan else 0
     copies = f", one of {counted(asked, 'replica')}" if asked else ""
-    pasted = (": the pasted deployment; limits it left out are set by the figures above, CHANGE is "
-              "NOT applied" if getattr(case.args, "from") else "")
+    pasted = (": the pasted deployment, what it set NOT changed as CHANGE says; limits that it "
+              "left out are set by the figures above" if getattr(case.args, "from") else "")
     answer.say("LAUNCH", f"{launch.engine}{copies}{pasted}: each flag and the term it changes")
     for flag in flags:
         shown = f"{flag.flag} {flag.value}".strip()

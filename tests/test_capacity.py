@@ -247,6 +247,11 @@ class Explained(unittest.TestCase):
                     seen += 1
         self.assertGreater(seen, 250)
 
+    def test_one_of_a_unit_is_singular(self) -> None:
+        told = text("llama-3.1-8b --rate 1 --workload chat --tp 1 --explain")
+        self.assertIn("plan.gpus = 1 GPU ", told.replace("\n", " "))
+        self.assertNotRegex(told, r"= 1 [a-zA-Z]+s\b(?!/)")
+
     def test_it_shows_formula_numbers_and_source(self) -> None:
         out = text("llama-3.1-70b --tp 2 --weights fp8 --kv fp8 --explain")
         self.assertIn("memory.kv_pool_bytes_per_gpu = max(0, util * memory - weights - adapters - "
@@ -334,6 +339,13 @@ class Sections(unittest.TestCase):
         self.assertGreater(found["speedup"], 1)
         self.assertIsNone(found["turning_batch"])  # KV reads keep it memory-bound
         self.assertEqual([row["gamma"] for row in found["table"]], list(range(1, 9)))
+
+    def test_a_win_at_every_batch_says_why_the_compute_bound_loss_is_not_met(self) -> None:
+        out = " ".join(text("llama-3.1-70b --weights fp8 --kv fp8 --tp 2 --spec-accept 0.8")
+                       .split())
+        self.assertIn("0.67x once compute-bound", out)
+        self.assertIn("wins at every batch: at a history of 4,096 reads outweigh arithmetic in all "
+                      "of them, so the 0.67x is not met", out)
 
     def test_speculation_turns_from_win_to_loss_where_it_says(self) -> None:
         args = capacity.parse_args("llama-3.1-70b --weights fp8 --kv fp8 --tp 2 --ctx 256".split())

@@ -191,7 +191,7 @@ class Asked(unittest.TestCase):
                            plain["tpot_high_s"] / plain["tpot_s"])
         for kv, said in (("fp8", True), ("bf16", False)):
             basis = ask(f"llama-3.1-8b --kv {kv}")["expected"]["basis"]
-            self.assertEqual("their KV precision is not known" in basis, said)
+            self.assertEqual("the KV precision of the points is not known" in basis, said)
 
     def test_an_expectation_held_at_the_bound_says_so(self) -> None:
         for line, said in (("qwen3-30b-a3b", True), ("llama-3.1-8b", False)):

@@ -302,7 +302,8 @@ class Measured(unittest.TestCase):
         for name, deploy, says in (
                 ("mock-model", True, "llama-3.1-70b"), ("Qwen/Qwen3-8B", False, "Qwen/Qwen3-8B"),
                 ("meta-llama/Llama-3.1-8B-Instruct", False, ""), ("llama-3.1-8b", False, ""),
-                (None, False, ""), (7, False, "")):
+                ("RedHatAI/Llama-3.1-8B-Instruct-FP8", False, ""),
+                ("/models/llama-3.1-8b/", False, ""), (None, False, ""), (7, False, "")):
             out = self.told(served(name), "llama-3.1-8b", deploy, json_=False)[1]
             self.assertEqual(note % says in out, bool(says), name)
             self.assertEqual("the run says" in out, bool(says), name)

@@ -276,6 +276,9 @@ class Commands(unittest.TestCase):
 
     def test_which_kv_tokens_count_is_said_where_the_engine_has_others(self) -> None:
         note = "everything else here counts with the budget's"
+        ranks = " ".join(run("deepseek-v3", "--gpu", "h200", "--dp", "8", "--ep", "all",
+                             "--engine", "sglang")[1].split())
+        self.assertIn("would hold 3,552,408 KV tokens", ranks)  # 8 ranks of 444,051
         for line, said in (("qwen3-8b --rate 5 --workload chat --tp 1 --engine vllm", False),
                            ("llama-3.1-70b --tp 2 --engine vllm --max-num-seqs 8", True),
                            ("llama-3.1-70b --tp 2", False)):
@@ -446,11 +449,11 @@ class Changes(unittest.TestCase):
         self.assertIn("nothing", run("--from", self.BASE, *self.LOAD)[1])
 
     def test_the_command_after_the_changes_is_said_to_be_without_them(self) -> None:
-        said = "limits it left out are set by the figures above, CHANGE is NOT applied"
+        said = "the pasted deployment, what it set NOT changed as CHANGE says; limits that it left"
         pasted = run("--from", "vllm serve meta-llama/Llama-3.1-70B -tp 4 --max-num-seqs 256")[1]
         self.assertIn(said, " ".join(pasted.split()))
         self.assertIn("--max-num-seqs 256 \\\n", pasted)
-        self.assertNotIn("NOT applied", run("llama-3.1-8b", "--engine", "vllm")[1])
+        self.assertNotIn("the pasted", run("llama-3.1-8b", "--engine", "vllm")[1])
 
     def test_each_fault_alone_is_found(self) -> None:
         for old, new, flag, suggested in (

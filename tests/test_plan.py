@@ -304,6 +304,12 @@ class Inputs(unittest.TestCase):
         two = line.replace("--output-len 1", "--output-len 2")
         self.assertEqual(ask(two + " --slo-tpot-ms 25")["plan"]["binding"], "tpot")
 
+    def test_the_two_costs_of_a_plan_have_names_of_their_own(self) -> None:
+        for more, label in (("", "COST/REPLICA"), (" --dp 2", "COST (--dp)")):
+            told = text(WORKED + more + " --gpu-price 2.5").splitlines()
+            labels = [line[:12].strip() for line in told if line.startswith("COST")]
+            self.assertEqual(labels, [label, "COST"])
+
     def test_one_of_a_thing_is_singular(self) -> None:
         for line in (WORKED, WORKED.replace("--rate 20", "--rate 1"), "llama-3.1-8b --tp 1 "
                      "--input-len 2000 --output-len 300 --slo-ttft-ms 1000 --slo-tpot-ms 40 "
