@@ -6379,7 +6379,7 @@ TABLE = (  # the usual columns first and in this order, then ours
     Column("|", lambda s: "|"),
     Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}"), "offered /s",
            ("offered_rate_rps",)),
-    Column("attain", lambda s: optional(s["attainment"], "{:.0%}"), "attained", ("attainment",)),
+    Column("attain", lambda s: attained(s["attainment"]), "attained", ("attainment",)),
     Column("fail", lambda s: str(sum(s["failures"].values())), "failed", ("failures",)),
     Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}"), "in flight",
            ("in_flight_mean",)),
@@ -6433,7 +6433,7 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
     lines = ["ms from due" + (", SIMULATED" if summary.get("simulated") else "")
-             + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+             + (f"; SLO {asked} ms, target {share(slo['attainment'])} of requests"
                               if asked else "" if slo.get("classes")
                               else "; no SLO given, so no goodput")
              + ("; each class is judged by its own SLO" if slo.get("classes") else "")]
@@ -6462,7 +6462,7 @@ def search_lines(search: Facts) -> List[str]:
     """The points of a search for the knee, and what they say."""
     lines = columns([("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
                     + [(f"{p['rate_rps']:g}", f"{p['offered']:,}",
-                        optional(p["attainment"], "{:.2%}"),
+                        attained(p["attainment"], 2),
                         f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"])
                        for p in sorted(search["points"], key=lambda p: float(p["rate_rps"]))])
     rate, low, high = (search[key] for key in ("rate_rps", "low_rps", "high_rps"))
@@ -6484,6 +6484,19 @@ def share(value: float) -> str:
     return f"{value * 100:.6g}%"
 
 
+def attained(value: Optional[float], digits: int = 0) -> str:
+    """A share that was reached; more digits where it would round to 100% while something missed.
+
+    >>> attained(0.994), attained(0.996), attained(1.0), attained(0.9996, 1)
+    ('99%', '99.6%', '100%', '99.96%')
+    """
+    if value is None:
+        return "-"
+    while value < 1 and digits < 6 and float(f"{value * 100:.{digits}f}") >= 100:
+        digits += 1
+    return f"{value:.{digits}%}"
+
+
 def run_lines(run: Facts) -> List[str]:
     """The details of one run."""
     lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
@@ -6501,7 +6514,8 @@ def run_lines(run: Facts) -> List[str]:
                                   else name, run[key], key == "itl_s" and run["itl_max_s"]))
     if run["attainment_interval"]:
         low, high = run["attainment_interval"]
-        lines.append(f"  attainment {run['attainment']:.1%} (95%: {low:.1%} to {high:.1%})")
+        lines.append(f"  attainment {attained(run['attainment'], 1)} (95%: {low:.1%} to "
+                     f"{high:.1%})")
     lines.append(f"  in flight {optional(run['in_flight_mean'], '{:.2f}')} mean, "
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
@@ -6542,8 +6556,8 @@ def part_lines(name: str, part: Any) -> List[str]:
             f"/s), {part['failed']} failed")
     if part["attainment"] is not None:
         low, high = part["attainment_interval"]
-        line += (f"; attainment {part['attainment']:.1%} (95%: {low:.1%} to {high:.1%}) of "
-                 f"{limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
+        line += (f"; attainment {attained(part['attainment'], 1)} (95%: {low:.1%} to {high:.1%}) "
+                 f"of {limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
     return [line, *("  " + latency_line(head, part[key]) for head, key in (
         ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
@@ -6728,7 +6742,7 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
             and not dig(runs[i], "client", "interrupted")
             and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
-        return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
+        return None, (f"no VALID run met the SLO for {share(slo['attainment'])} of its requests"
                       + f" at {figure(limit)}/s or less" * (limit < math.inf)
                       + "; an interrupted one is none" * any(map(is_cut, runs)))
     best, notes = good[-1], []
@@ -6737,7 +6751,7 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
                      "figures and cost are of this lower rate")
     if runs[best]["attainment_interval"][0] < slo["attainment"]:
         notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
-                     f"{slo['attainment']:.0%}")
+                     f"{share(slo['attainment'])}")
     if set(order[:order.index(best)]) - met:
         notes.append("a lower rate missed the target: measure again")
     return best, "; ".join(notes)
@@ -7090,7 +7104,7 @@ def latency_table(summary: Facts) -> str:
 def parts_table(summary: Facts, key: str, caption: str) -> str:
     """Classes or turns of every run that has them, one row each."""
     shows: Tuple[Any, ...] = (
-        ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
+        ("attained", lambda v: attained(v, 1), "attainment"), ("goodput /s", figure, "goodput_rps"),
         *((f"{name.upper()} {p}", in_ms, f"{name}_s", p) for name in ("ttft", "tpot")
           for p in ("p50", "p99")))
     rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
@@ -7142,10 +7156,10 @@ def lead(summary: Facts) -> str:
                       (f"95%: {low} to {high}" if high != "-" else f"at least {low} with 95%")
                       + (f", SLO {slo[key] / MS:g} ms" if slo[key] else "")))
     if run["attainment"] is not None:
-        low, high = (f"{share:.1%}" for share in run["attainment_interval"])
+        low, high = (f"{edge:.1%}" for edge in run["attainment_interval"])
         facts.append(("Requests within SLO", cell(
-            summary, ("runs", i, "attainment"), "{:.1%}".format),
-            f"95%: {low} to {high}, target {slo['attainment']:.0%}"))
+            summary, ("runs", i, "attainment"), lambda v: attained(v, 1)),
+            f"95%: {low} to {high}, target {share(slo['attainment'])}"))
     if cost and cost["gpus"]:
         facts.append(("Per 1M output tokens", cell(
             summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),

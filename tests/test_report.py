@@ -342,6 +342,20 @@ class TheOperatingPoint(unittest.TestCase):
         sure = {**SWEEP[1], "attainment_interval": (0.95, 1.0)}
         self.assertEqual(self.point(sure), (0, ""))
 
+    def test_no_share_is_rounded_up_to_all_of_the_requests(self) -> None:
+        slo = loadgen.Slo(0.3, 0.025, None, 0.999)._asdict()
+        run = {**SWEEP[0], "attainment": 0.9996, "attainment_interval": (0.94, 1.0)}
+        summary = {**summary_of(run), "slo": slo}
+        summary["operating_point"]["note"] = loadgen.operating_point(summary)[1]
+        self.assertIn("60 requests are too few to be sure of 99.9%", self.point(run, slo=slo)[1])
+        text, shown = loadgen.render(summary), loadgen.page(summary)
+        for told in (text, shown):
+            self.assertIn("99.96%", told)
+            self.assertIn("target 99.9%", told)
+        self.assertIn("for 99.9% of its", self.point(SWEEP[2], slo=slo)[1])
+        self.assertEqual([loadgen.attained(v) for v in (None, 0.994, 0.996, 0.9996, 1.0)],
+                         ["-", "99%", "99.6%", "99.96%", "100%"])
+
     def test_a_miss_at_a_lower_rate_is_pointed_out(self) -> None:
         self.assertIn("a lower rate missed", self.point(SWEEP[1], run_of(4, 0.9))[1])
 
