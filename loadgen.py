@@ -6298,7 +6298,8 @@ def slo_missed(summary: Facts) -> bool:
 
 def advice(summary: Facts) -> List[str]:
     """What is no finding, but worth a line: cost, and what these runs cannot show."""
-    slo, last, found = summary["slo"], summary["runs"][-1], []
+    slo, found = summary["slo"], []
+    last = summary["runs"][by_rate(summary["runs"])[-1]]
     parts = (last.get("classes") or {"": {**last, "slo": slo}}).values()
     limits = [(part[key]["p99"], part["slo"][key]) for part in parts
               for key in ("ttft_s", "tpot_s", "e2e_s") if part["slo"][key]]
@@ -6440,7 +6441,7 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
     if "~" in rows:
         fewest = min((run["ttft_s"].get("n_effective") or 0, run["offered"]) for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
-                     f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
+                     f"run worth least had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
     lines += [f"{run_name(run)}: {run['reasons'][0]}" for run in runs
@@ -6622,6 +6623,7 @@ MOCK_VERSION = "loadgen's built-in engine"
 SERVED = ("max_model_len", "tp_size", "dtype", "quantization", "kv_cache_dtype", "cache_dtype",
           "mem_fraction_static", "gpu_memory_utilization", "enable_prefix_caching", "block_size",
           "num_gpu_blocks")  # what servers tell of their flags
+NEAR_BEST = 0.95  # of a rate, close enough to speak for it
 ASKED_S = 2.0  # at most, to ask the server one thing about itself
 
 
@@ -6730,7 +6732,8 @@ def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
 def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
     """(the run at which to operate, what to know about it or why there is none).
 
-    The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
+    The highest rate whose run is VALID and meets the target, not above the goodput search's rate;
+    of the runs within NEAR_BEST of it, the one with the most requests.
     """
     slo, runs = summary["slo"], summary["runs"]
     if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
@@ -6745,8 +6748,10 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
         return None, (f"no VALID run met the SLO for {share(slo['attainment'])} of its requests"
                       + f" at {figure(limit)}/s or less" * (limit < math.inf)
                       + "; an interrupted one is none" * any(map(is_cut, runs)))
-    best, notes = good[-1], []
-    if limit < math.inf and (runs[best]["rate_rps"] or 0) < 0.95 * limit:
+    best = max((i for i in good if rate_of(runs[i]) >= NEAR_BEST * rate_of(runs[good[-1]])),
+               key=lambda i: (runs[i]["offered"], rate_of(runs[i])))
+    notes = []
+    if limit < math.inf and rate_of(runs[good[-1]]) < NEAR_BEST * limit:
         notes.append(f"the knee found is {figure(limit)}/s, and no VALID run just under it: "
                      "figures and cost are of this lower rate")
     if runs[best]["attainment_interval"][0] < slo["attainment"]:
@@ -6758,9 +6763,13 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
 
 
 def by_rate(runs: Sequence[Facts]) -> List[int]:
-    """Indices of the runs by the rate asked for, else the one that came about."""
-    return sorted(range(len(runs)), key=lambda i: float(
-        runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
+    """Indices of the runs by rate."""
+    return sorted(range(len(runs)), key=lambda i: rate_of(runs[i]))
+
+
+def rate_of(run: Facts) -> float:
+    """The rate asked for, else the one that came about [1/s]."""
+    return float(run["rate_rps"] or run["offered_rate_rps"] or 0.0)
 
 
 def conclude(summary: Dict[str, Any], args: Any) -> None:

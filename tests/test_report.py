@@ -333,6 +333,15 @@ class TheOperatingPoint(unittest.TestCase):
         self.assertEqual(self.point(*SWEEP, goodput_search={"rate_rps": 8.0})[0], 1)
         self.assertIsNone(self.point(*SWEEP, goodput_search={"rate_rps": 1.0})[0])
 
+    def test_of_runs_near_the_best_rate_the_one_with_most_requests_is_taken(self) -> None:
+        runs = [{**run_of(rate, 0.1), "offered": n} for rate, n in (
+            (40.0, 9000), (47.0, 1687), (47.6, 56))]
+        self.assertEqual(self.point(*runs), (1, ""))
+        self.assertEqual(self.point(*runs[1:], {**runs[2], "offered": 1687})[0], 2)
+        self.assertEqual(self.point(runs[0], runs[2])[0], 1)  # 40/s is not near
+        missed = {**runs[1], "attainment": 0.5}
+        self.assertEqual(self.point(runs[0], missed, runs[2])[0], 2)
+
     def test_without_an_slo_there_is_none(self) -> None:
         slo = loadgen.Slo(None, None, None, 0.9)._asdict()
         self.assertEqual(self.point(*SWEEP, slo=slo), (None, "no SLO was given"))
