@@ -4789,11 +4789,17 @@ def part_of(records: Records, slo: Slo, span_s: float, rate: Optional[float],
 
 def measured_span(plan: Plan, records: Records, start_ns: int, interrupted: bool
                   ) -> Tuple[int, int]:
-    """What is measured [ns]: the window, or first due to last end in count mode."""
+    """What is measured [ns]: the window, or first due to last end in count mode.
+
+    That is the end of the last success, output event or due time: a timeout does not stretch it.
+    """
     last_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
     if plan.load.num_requests is None:
         opened, closed = (start_ns + round(t / NS) for t in plan.window_s)
         return min(opened, last_ns), min(closed, last_ns) if interrupted else closed
+    seen = [t for r in records for t in (r.last_ns, r.end_ns if r.ok else None) if t is not None]
+    if seen:
+        last_ns = min(last_ns, max(*seen, records[-1].due_ns))
     return (records[0].due_ns if records else start_ns), last_ns
 
 
@@ -4857,7 +4863,8 @@ def latencies(records: Records, good: Records) -> Dict[str, Any]:
 def little(everything: Records, records: Records, span: Tuple[int, int]) -> Dict[str, Any]:
     """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
     mean = in_flight_mean(everything, span)
-    ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
+    ends = [((r.end_ns if r.ok else max(r.due_ns, min(r.end_ns, span[1]))) - r.due_ns) * NS
+            for r in records if r.end_ns is not None]
     span_s = (span[1] - span[0]) * NS
     arrivals = len(records) / span_s if span_s else None
     product = arrivals * math.fsum(ends) / len(ends) if arrivals and ends else None
@@ -6331,9 +6338,12 @@ def finding_lines(summary: Facts) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
+        failures = collections.Counter(kind for run in runs for kind, n in run["failures"].items()
+                                       for _ in range(n)).most_common()
         lines = [] if found else ["FINDINGS  none: " + (
             "the SLO is missed, and no symptom of the table explains it" if slo_missed(summary)
-            else "no symptom of the table shows") + (
+            else "no symptom of the table shows") + ("; failed: " * bool(failures) + ", ".join(
+                f"{n:,} {kind}" for kind, n in failures)) + (
             f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
