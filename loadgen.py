@@ -4789,11 +4789,17 @@ def part_of(records: Records, slo: Slo, span_s: float, rate: Optional[float],
 
 def measured_span(plan: Plan, records: Records, start_ns: int, interrupted: bool
                   ) -> Tuple[int, int]:
-    """What is measured [ns]: the window, or first due to last end in count mode."""
+    """What is measured [ns]: the window, or first due to last end in count mode.
+
+    That is the end of the last success, output event or due time: a timeout does not stretch it.
+    """
     last_ns = max((r.end_ns or r.due_ns for r in records), default=start_ns)
     if plan.load.num_requests is None:
         opened, closed = (start_ns + round(t / NS) for t in plan.window_s)
         return min(opened, last_ns), min(closed, last_ns) if interrupted else closed
+    seen = [t for r in records for t in (r.last_ns, r.end_ns if r.ok else None) if t is not None]
+    if seen:
+        last_ns = min(last_ns, max(*seen, records[-1].due_ns))
     return (records[0].due_ns if records else start_ns), last_ns
 
 
@@ -4857,7 +4863,8 @@ def latencies(records: Records, good: Records) -> Dict[str, Any]:
 def little(everything: Records, records: Records, span: Tuple[int, int]) -> Dict[str, Any]:
     """L measured against lambda x W: they must agree, or the bookkeeping is wrong."""
     mean = in_flight_mean(everything, span)
-    ends = [(r.end_ns - r.due_ns) * NS for r in records if r.end_ns is not None]
+    ends = [((r.end_ns if r.ok else max(r.due_ns, min(r.end_ns, span[1]))) - r.due_ns) * NS
+            for r in records if r.end_ns is not None]
     span_s = (span[1] - span[0]) * NS
     arrivals = len(records) / span_s if span_s else None
     product = arrivals * math.fsum(ends) / len(ends) if arrivals and ends else None
@@ -6307,7 +6314,8 @@ def slo_missed(summary: Facts) -> bool:
 
 def advice(summary: Facts) -> List[str]:
     """What is no finding, but worth a line: cost, and what these runs cannot show."""
-    slo, last, found = summary["slo"], summary["runs"][-1], []
+    slo, found = summary["slo"], []
+    last = summary["runs"][by_rate(summary["runs"])[-1]]
     parts = (last.get("classes") or {"": {**last, "slo": slo}}).values()
     limits = [(part[key]["p99"], part["slo"][key]) for part in parts
               for key in ("ttft_s", "tpot_s", "e2e_s") if part["slo"][key]]
@@ -6339,9 +6347,12 @@ def finding_lines(summary: Facts) -> List[str]:
     if not any(run["completed"] for run in runs):
         lines = ["FINDINGS  none can be made: no request succeeded"]
     else:
+        failures = collections.Counter(kind for run in runs for kind, n in run["failures"].items()
+                                       for _ in range(n)).most_common()
         lines = [] if found else ["FINDINGS  none: " + (
             "the SLO is missed, and no symptom of the table explains it" if slo_missed(summary)
-            else "no symptom of the table shows") + (
+            else "no symptom of the table shows") + ("; failed: " * bool(failures) + ", ".join(
+                f"{n:,} {kind}" for kind, n in failures)) + (
             f"; the engine's metrics were not there to see ({why})" if why else "")]
     for n, item in enumerate(found, 1):
         lines += [f"FINDING {n}  {item['symptom']} (rate {runs[item['run']]['label']})",
@@ -6388,7 +6399,7 @@ TABLE = (  # the usual columns first and in this order, then ours
     Column("|", lambda s: "|"),
     Column("offered", lambda s: optional(s["offered_rate_rps"], "{:.2f}"), "offered /s",
            ("offered_rate_rps",)),
-    Column("attain", lambda s: optional(s["attainment"], "{:.0%}"), "attained", ("attainment",)),
+    Column("attain", lambda s: attained(s["attainment"]), "attained", ("attainment",)),
     Column("fail", lambda s: str(sum(s["failures"].values())), "failed", ("failures",)),
     Column("in flight", lambda s: optional(s["in_flight_mean"], "{:.1f}"), "in flight",
            ("in_flight_mean",)),
@@ -6442,14 +6453,14 @@ def footnotes(summary: Facts, runs: Sequence[Facts], rows: str) -> List[str]:
     asked = ", ".join(f"{name} {slo[key] / MS:g}" for name, key in
                       (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")) if slo[key])
     lines = ["ms from due" + (", SIMULATED" if summary.get("simulated") else "")
-             + (f"; SLO {asked} ms, target {slo['attainment']:.0%} of requests"
+             + (f"; SLO {asked} ms, target {share(slo['attainment'])} of requests"
                               if asked else "" if slo.get("classes")
                               else "; no SLO given, so no goodput")
              + ("; each class is judged by its own SLO" if slo.get("classes") else "")]
     if "~" in rows:
         fewest = min((run["ttft_s"].get("n_effective") or 0, run["offered"]) for run in runs)
         lines.append(f"~ not bounded by the sample: p99 needs 368 independent requests, the "
-                     f"smallest run had {fewest[1]}, worth {fewest[0]:.0f}")
+                     f"run worth least had {fewest[1]}, worth {fewest[0]:.0f}")
     if "*" in rows:
         lines.append("* the queue grows: the figure falls with the length of the run")
     lines += [f"{run_name(run)}: {run['reasons'][0]}" for run in runs
@@ -6471,7 +6482,7 @@ def search_lines(search: Facts) -> List[str]:
     """The points of a search for the knee, and what they say."""
     lines = columns([("rate", "requests", "attained", "95%", "against " + share(search["target"]))]
                     + [(f"{p['rate_rps']:g}", f"{p['offered']:,}",
-                        optional(p["attainment"], "{:.2%}"),
+                        attained(p["attainment"], 2),
                         f"{p['low']:.2%} to {p['high']:.2%}", p["verdict"])
                        for p in sorted(search["points"], key=lambda p: float(p["rate_rps"]))])
     rate, low, high = (search[key] for key in ("rate_rps", "low_rps", "high_rps"))
@@ -6493,6 +6504,19 @@ def share(value: float) -> str:
     return f"{value * 100:.6g}%"
 
 
+def attained(value: Optional[float], digits: int = 0) -> str:
+    """A share that was reached; more digits where it would round to 100% while something missed.
+
+    >>> attained(0.994), attained(0.996), attained(1.0), attained(0.9996, 1)
+    ('99%', '99.6%', '100%', '99.96%')
+    """
+    if value is None:
+        return "-"
+    while value < 1 and digits < 6 and float(f"{value * 100:.{digits}f}") >= 100:
+        digits += 1
+    return f"{value:.{digits}%}"
+
+
 def run_lines(run: Facts) -> List[str]:
     """The details of one run."""
     lines = [f"  {verdict_text(run)}" + "".join(f": {reason}" for reason in run["reasons"][:1])]
@@ -6510,7 +6534,8 @@ def run_lines(run: Facts) -> List[str]:
                                   else name, run[key], key == "itl_s" and run["itl_max_s"]))
     if run["attainment_interval"]:
         low, high = run["attainment_interval"]
-        lines.append(f"  attainment {run['attainment']:.1%} (95%: {low:.1%} to {high:.1%})")
+        lines.append(f"  attainment {attained(run['attainment'], 1)} (95%: {low:.1%} to "
+                     f"{high:.1%})")
     lines.append(f"  in flight {optional(run['in_flight_mean'], '{:.2f}')} mean, "
                  f"{run['in_flight_max']} max; rate x time in system "
                  f"{optional(run['little_rps_x_s'], '{:.2f}')}; "
@@ -6551,8 +6576,8 @@ def part_lines(name: str, part: Any) -> List[str]:
             f"/s), {part['failed']} failed")
     if part["attainment"] is not None:
         low, high = part["attainment_interval"]
-        line += (f"; attainment {part['attainment']:.1%} (95%: {low:.1%} to {high:.1%}) of "
-                 f"{limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
+        line += (f"; attainment {attained(part['attainment'], 1)} (95%: {low:.1%} to {high:.1%}) "
+                 f"of {limits} ms, goodput {optional(part['goodput_rps'], '{:.3g}')}/s")
     return [line, *("  " + latency_line(head, part[key]) for head, key in (
         ("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")))]
 
@@ -6617,6 +6642,7 @@ MOCK_VERSION = "loadgen's built-in engine"
 SERVED = ("max_model_len", "tp_size", "dtype", "quantization", "kv_cache_dtype", "cache_dtype",
           "mem_fraction_static", "gpu_memory_utilization", "enable_prefix_caching", "block_size",
           "num_gpu_blocks")  # what servers tell of their flags
+NEAR_BEST = 0.95  # of a rate, close enough to speak for it
 ASKED_S = 2.0  # at most, to ask the server one thing about itself
 
 
@@ -6725,7 +6751,8 @@ def stated(facts: Optional[Sequence[Sequence[str]]]) -> str:
 def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
     """(the run at which to operate, what to know about it or why there is none).
 
-    The highest rate whose run is VALID and meets the target; not above the goodput search's rate.
+    The highest rate whose run is VALID and meets the target, not above the goodput search's rate;
+    of the runs within NEAR_BEST of it, the one with the most requests.
     """
     slo, runs = summary["slo"], summary["runs"]
     if not any(slo[key] for key in ("ttft_s", "tpot_s", "e2e_s")):
@@ -6737,25 +6764,31 @@ def operating_point(summary: Facts) -> Tuple[Optional[int], str]:
             and not dig(runs[i], "client", "interrupted")
             and (runs[i]["rate_rps"] or 0) <= limit * 1.001]
     if not good:
-        return None, (f"no VALID run met the SLO for {slo['attainment']:.0%} of its requests"
+        return None, (f"no VALID run met the SLO for {share(slo['attainment'])} of its requests"
                       + f" at {figure(limit)}/s or less" * (limit < math.inf)
                       + "; an interrupted one is none" * any(map(is_cut, runs)))
-    best, notes = good[-1], []
-    if limit < math.inf and (runs[best]["rate_rps"] or 0) < 0.95 * limit:
+    best = max((i for i in good if rate_of(runs[i]) >= NEAR_BEST * rate_of(runs[good[-1]])),
+               key=lambda i: (runs[i]["offered"], rate_of(runs[i])))
+    notes = []
+    if limit < math.inf and rate_of(runs[good[-1]]) < NEAR_BEST * limit:
         notes.append(f"the knee found is {figure(limit)}/s, and no VALID run just under it: "
                      "figures and cost are of this lower rate")
     if runs[best]["attainment_interval"][0] < slo["attainment"]:
         notes.append(f"{runs[best]['offered']} requests are too few to be sure of "
-                     f"{slo['attainment']:.0%}")
+                     f"{share(slo['attainment'])}")
     if set(order[:order.index(best)]) - met:
         notes.append("a lower rate missed the target: measure again")
     return best, "; ".join(notes)
 
 
 def by_rate(runs: Sequence[Facts]) -> List[int]:
-    """Indices of the runs by the rate asked for, else the one that came about."""
-    return sorted(range(len(runs)), key=lambda i: float(
-        runs[i]["rate_rps"] or runs[i]["offered_rate_rps"] or 0.0))
+    """Indices of the runs by rate."""
+    return sorted(range(len(runs)), key=lambda i: rate_of(runs[i]))
+
+
+def rate_of(run: Facts) -> float:
+    """The rate asked for, else the one that came about [1/s]."""
+    return float(run["rate_rps"] or run["offered_rate_rps"] or 0.0)
 
 
 def conclude(summary: Dict[str, Any], args: Any) -> None:
@@ -7099,7 +7132,7 @@ def latency_table(summary: Facts) -> str:
 def parts_table(summary: Facts, key: str, caption: str) -> str:
     """Classes or turns of every run that has them, one row each."""
     shows: Tuple[Any, ...] = (
-        ("attained", "{:.1%}".format, "attainment"), ("goodput /s", figure, "goodput_rps"),
+        ("attained", lambda v: attained(v, 1), "attainment"), ("goodput /s", figure, "goodput_rps"),
         *((f"{name.upper()} {p}", in_ms, f"{name}_s", p) for name in ("ttft", "tpot")
           for p in ("p50", "p99")))
     rows = [[f"{run_name(run)} {name}", *(cell(summary, ("runs", i, key, name, *path), show)
@@ -7151,10 +7184,10 @@ def lead(summary: Facts) -> str:
                       (f"95%: {low} to {high}" if high != "-" else f"at least {low} with 95%")
                       + (f", SLO {slo[key] / MS:g} ms" if slo[key] else "")))
     if run["attainment"] is not None:
-        low, high = (f"{share:.1%}" for share in run["attainment_interval"])
+        low, high = (f"{edge:.1%}" for edge in run["attainment_interval"])
         facts.append(("Requests within SLO", cell(
-            summary, ("runs", i, "attainment"), "{:.1%}".format),
-            f"95%: {low} to {high}, target {slo['attainment']:.0%}"))
+            summary, ("runs", i, "attainment"), lambda v: attained(v, 1)),
+            f"95%: {low} to {high}, target {share(slo['attainment'])}"))
     if cost and cost["gpus"]:
         facts.append(("Per 1M output tokens", cell(
             summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),

@@ -535,6 +535,9 @@ class Doubt(unittest.TestCase):
         self.assertIn("no symptom of the table shows", loadgen.finding_lines(summary)[0])
         summary["runs"][0]["attainment"] = 0.9
         self.assertIn("the SLO is missed", loadgen.finding_lines(summary)[0])
+        summary["runs"][0]["failures"] = {"stalled": 3, "http_status": 10}
+        self.assertIn("explains it; failed: 10 http_status, 3 stalled",
+                      loadgen.finding_lines(summary)[0])
         summary["runs"][0]["completed"] = 0
         self.assertEqual(loadgen.findings(summary), [])
         self.assertIn("no request succeeded", loadgen.finding_lines(summary)[0])

@@ -319,6 +319,22 @@ class Summaries(unittest.TestCase):
         self.assertTrue(summary_of(records)["itl_is_chunk_gap"])
 
 
+class TheSpan(unittest.TestCase):
+    def test_a_stream_that_hangs_until_its_timeout_does_not_stretch_it(self) -> None:
+        records = [record(i, 0.5, number=i) for i in range(10)]
+        whole = summary_of(records)
+        hung = record(5.5, 0.1, number=10, cls="stalled")
+        hung.end_ns = round(66 * S)
+        found = summary_of([*records, hung])
+        self.assertEqual(found["span_s"], whole["span_s"])
+        self.assertEqual(found["achieved_rps"], whole["achieved_rps"])
+        self.assertAlmostEqual(found["output_tok_s"], whole["output_tok_s"] * 11 / 10)
+        self.assertAlmostEqual(found["in_flight_mean"], found["little_rps_x_s"])
+        late = record(20, None, number=11, cls="refused")  # what is due is in it
+        self.assertEqual(summary_of([*records, hung, late])["span_s"], 20)
+        self.assertEqual(summary_of([late])["span_s"], 1)  # no output at all: to the last end
+
+
 class Verdicts(unittest.TestCase):
     def test_a_steady_run_is_valid(self) -> None:
         rng, due, records = random.Random(5), 0.0, []

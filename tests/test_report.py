@@ -333,6 +333,15 @@ class TheOperatingPoint(unittest.TestCase):
         self.assertEqual(self.point(*SWEEP, goodput_search={"rate_rps": 8.0})[0], 1)
         self.assertIsNone(self.point(*SWEEP, goodput_search={"rate_rps": 1.0})[0])
 
+    def test_of_runs_near_the_best_rate_the_one_with_most_requests_is_taken(self) -> None:
+        runs = [{**run_of(rate, 0.1), "offered": n} for rate, n in (
+            (40.0, 9000), (47.0, 1687), (47.6, 56))]
+        self.assertEqual(self.point(*runs), (1, ""))
+        self.assertEqual(self.point(*runs[1:], {**runs[2], "offered": 1687})[0], 2)
+        self.assertEqual(self.point(runs[0], runs[2])[0], 1)  # 40/s is not near
+        missed = {**runs[1], "attainment": 0.5}
+        self.assertEqual(self.point(runs[0], missed, runs[2])[0], 2)
+
     def test_without_an_slo_there_is_none(self) -> None:
         slo = loadgen.Slo(None, None, None, 0.9)._asdict()
         self.assertEqual(self.point(*SWEEP, slo=slo), (None, "no SLO was given"))
@@ -341,6 +350,20 @@ class TheOperatingPoint(unittest.TestCase):
         self.assertIn("60 requests are too few", self.point(run_of(8, 0.1, failed=3))[1])
         sure = {**SWEEP[1], "attainment_interval": (0.95, 1.0)}
         self.assertEqual(self.point(sure), (0, ""))
+
+    def test_no_share_is_rounded_up_to_all_of_the_requests(self) -> None:
+        slo = loadgen.Slo(0.3, 0.025, None, 0.999)._asdict()
+        run = {**SWEEP[0], "attainment": 0.9996, "attainment_interval": (0.94, 1.0)}
+        summary = {**summary_of(run), "slo": slo}
+        summary["operating_point"]["note"] = loadgen.operating_point(summary)[1]
+        self.assertIn("60 requests are too few to be sure of 99.9%", self.point(run, slo=slo)[1])
+        text, shown = loadgen.render(summary), loadgen.page(summary)
+        for told in (text, shown):
+            self.assertIn("99.96%", told)
+            self.assertIn("target 99.9%", told)
+        self.assertIn("for 99.9% of its", self.point(SWEEP[2], slo=slo)[1])
+        self.assertEqual([loadgen.attained(v) for v in (None, 0.994, 0.996, 0.9996, 1.0)],
+                         ["-", "99%", "99.6%", "99.96%", "100%"])
 
     def test_a_miss_at_a_lower_rate_is_pointed_out(self) -> None:
         self.assertIn("a lower rate missed", self.point(SWEEP[1], run_of(4, 0.9))[1])
