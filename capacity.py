@@ -83,15 +83,6 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
 
 
-def mean_count(value: float) -> str:
-    """A mean number of things: whole, but two digits under one.
-
-    >>> mean_count(61.5), mean_count(0.187)
-    ('62', '0.19')
-    """
-    return count(value) if value >= 1 else figure(value, 2)
-
-
 def near(name: str, known: Iterable[str]) -> str:
     """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
     import difflib
@@ -227,6 +218,15 @@ def named(flag: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
             raise UserError(f"{flag} {error}") from None
     return parse
 # <<<<
+
+
+def mean_count(value: float) -> str:
+    """A mean number of things: whole, but two digits under one.
+
+    >>> mean_count(61.5), mean_count(0.187)
+    ('62', '0.19')
+    """
+    return count(value) if value >= 1 else figure(value, 2)
 
 
 TYPICAL_MBU = 0.70  # real decode reaches 60-85% of HBM bandwidth (Databricks, "LLM Inference

@@ -386,7 +386,8 @@ class Tls(unittest.TestCase):
         for argv in (("--ca-file", CERTIFICATE), ("--insecure",)):
             _, run, said = self.run_tls(*argv)
             self.assertEqual((run["completed"], run["output_tokens_mean"]), (6, 3), said)
-            self.assertGreater(run["itl_s"]["max"], 0.001)
+            apart = run["itl_s"]["max"] > 0.001
+            self.assertTrue(apart or run["client"]["coalesced_share"])  # a late reader says so
 
 
 class Workers(unittest.TestCase):
