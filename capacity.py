@@ -5923,6 +5923,8 @@ def say_search(case: Case, answer: Answer) -> None:
         for c in case.ranked:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+                if price and not c.plan.load.rate_rps:
+                    price += f", ${candidate_row(c)['cost_per_1m_output']:.3f} per 1M output tokens"
                 kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
                         f"{c.d.weights.name}, KV {c.d.kv.name}: "
                         f"{counted(c.plan.gpus, 'GPU')}{price}")
