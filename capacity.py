@@ -83,15 +83,6 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):.10f}".rstrip("0").rstrip(".")
 
 
-def mean_count(value: float) -> str:
-    """A mean number of things: whole, but two digits under one.
-
-    >>> mean_count(61.5), mean_count(0.187)
-    ('62', '0.19')
-    """
-    return count(value) if value >= 1 else figure(value, 2)
-
-
 def near(name: str, known: Iterable[str]) -> str:
     """'; did you mean a, b?' for a name that is not among the known ones, or ''."""
     import difflib
@@ -235,6 +226,15 @@ TYPICAL_MFU = 0.50  # of prefill on Hopper; a TTFT floor is usually taken at hal
 ACTIVATION_BYTES = 2  # hidden states travel between GPUs in BF16
 SERVER_GPUS = 8  # GPUs that share one server's PCIe
 SCREEN = 110  # columns
+
+
+def mean_count(value: float) -> str:
+    """A mean number of things: whole, but two digits under one.
+
+    >>> mean_count(61.5), mean_count(0.187)
+    ('62', '0.19')
+    """
+    return count(value) if value >= 1 else figure(value, 2)
 
 
 def scaled(value: float, unit: str) -> str:
