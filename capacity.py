@@ -237,6 +237,15 @@ SERVER_GPUS = 8  # GPUs that share one server's PCIe
 SCREEN = 110  # columns
 
 
+def mean_count(value: float) -> str:
+    """A mean number of things: whole, but two digits under one.
+
+    >>> mean_count(61.5), mean_count(0.187)
+    ('62', '0.19')
+    """
+    return count(value) if value >= 1 else figure(value, 2)
+
+
 def scaled(value: float, unit: str) -> str:
     """A value in SI units as people read it: bytes in GiB, KiB or MB, seconds in ms, and so on."""
     if unit == "B":
@@ -5967,6 +5976,8 @@ def say_search(case: Case, answer: Answer) -> None:
         for c in case.ranked:
             if [c.d.weight_bytes, c.d.kv.bytes] == widest:
                 price = f", ${c.per_hour:.2f}/h" if c.per_hour else ""
+                if price and not c.plan.load.rate_rps:
+                    price += f", ${candidate_row(c)['cost_per_1m_output']:.3f} per 1M output tokens"
                 kept = (f"{c.plan.replicas} x {c.d.gpu.name} {layout_text(c.d)}, weights "
                         f"{c.d.weights.name}, KV {c.d.kv.name}: "
                         f"{counted(c.plan.gpus, 'GPU')}{price}")
