@@ -6323,10 +6323,11 @@ def advice(summary: Facts) -> List[str]:
             found.append("ASK   no run at low load, so bandwidth and prefill cannot be told from "
                          "the batch and the queue: add one at about "
                          f"{figure(1 / alone_s, 2)} req/s")
-    if not any(own[key] for own in (slo, *slo.get("classes", {}).values())
-               for key in ("ttft_s", "tpot_s")):
-        found.append("ASK   no SLO was given, so what is high at low load cannot be said: "
-                     "--slo-ttft-ms and --slo-tpot-ms")
+    every = (slo, *slo.get("classes", {}).values())
+    if not any(own[key] for own in every for key in ("ttft_s", "tpot_s")):
+        found.append(f"ASK   no SLO {'of TTFT or TPOT ' * any(own['e2e_s'] for own in every)}was "
+                     "given, so what is high at low load cannot be said: --slo-ttft-ms and "
+                     "--slo-tpot-ms")
     return [*found, "ASK   out of memory at start-up shows only in the engine's start-up log: "
             "capacity.py --startup-log FILE reads it"]
 
@@ -6431,6 +6432,8 @@ def render(summary: Facts) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     if search:
         lines += ["", *search_lines(search)]
+        lines += [f"{run_name(run)}: CLIENT-LIMITED: {run['reasons'][is_cut(run)]}" for run in runs
+                  if run["verdict"] == "CLIENT-LIMITED"]
     for run in () if search else runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
     lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary),

@@ -153,6 +153,8 @@ class OnPurpose(unittest.TestCase):
                 summary = summary_of(profile(name), SYMPTOMS[name][0], NO_SLO)
                 self.assertEqual(names(summary), [])
                 self.assertIn("no SLO was given", " ".join(summary["advice"]))
+        e2e = summary_of(loadgen.MOCK, Shape([1]), loadgen.Slo(None, None, 9.0, 0.99))
+        self.assertIn("no SLO of TTFT or TPOT was given", " ".join(e2e["advice"]))
 
     def test_a_finding_says_all_that_is_needed_to_act(self) -> None:
         summary = summary_of(profile("queueing"), *SYMPTOMS["queueing"][:2])

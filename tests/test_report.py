@@ -307,14 +307,26 @@ class AnInterruptedRun(unittest.TestCase):
                       loadgen.render(self.cut(num_requests=None, duration_s=60.0, ramp_s=0.0)))
 
     def test_says_so_in_a_search_too(self) -> None:
+        summary = self.searched()
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
+
+    def test_a_search_says_why_the_client_was_the_limit(self) -> None:
+        summary = self.searched()
+        summary["runs"][0]["verdict"] = "CLIENT-LIMITED"
+        summary["runs"][0]["reasons"].append("requests left late")
+        text = loadgen.render(summary)
+        self.assertIn("\n10/s: CLIENT-LIMITED: requests left late\n", text)
+        self.assertGreater(text.index("left late"), text.index("GOODPUT"))
+
+    def searched(self) -> Dict[str, Any]:
         summary = self.cut(num_requests=400)
         point = {"rate_rps": 10.0, "offered": 60, "attainment": 1.0, "low": 0.9, "high": 1.0,
                  "verdict": "open"}
         summary["goodput_search"] = {"target": 0.9, "points": [point], "rate_rps": None,
                                      "low_rps": None, "high_rps": None, "requests": 60,
                                      "seconds": 6.0, "why": "interrupted"}
-        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
-        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
+        return summary
 
 
 class TheOperatingPoint(unittest.TestCase):
