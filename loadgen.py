@@ -5732,6 +5732,7 @@ PLATEAU = 0.8  # of the most that ran, on average while any waited: of a few sea
 OFTEN = 0.2  # of those readings are the most that ran, where the limit is not known
 POOL_FULL = 0.8  # of the KV pool, with one more request: that one may have to wait for blocks
 DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
+LATE_SURE = 1.5  # a prefill over the SLO past low load, where others' prefills slow it as much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
 SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
@@ -6008,7 +6009,7 @@ def queue(c: Case) -> Tuple[str, bool]:
         high = ttft > c.slo["ttft_s"] and (c.waits or apart)
     else:
         high = c.waits and ttft > TIMES_FLOOR * best_s
-    if not high:
+    if not high or (late_alone(c) and slow_prefill(c)):
         return "", fine
     kv, running, seats = c.server("kv_usage", "max"), c.server("running", "max"), c.seats
     return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
@@ -6059,11 +6060,25 @@ def prefill_stalls(c: Case) -> str:
             f"{count(c.run['signs']['ttft']['long_tokens'])} tokens")
 
 
+def late_alone(c: Case) -> bool:
+    """Whether no queue need be: a long prompt's prefill, where it was quickest, is past the SLO."""
+    limit, best = c.slo["ttft_s"], min(
+        (run for run in c.runs if run["signs"]["ttft"] and run["verdict"] == "VALID"),
+        key=lambda run: float(run["signs"]["ttft"]["floor_s"]), default=None)
+    if not limit or best is None or c.run["verdict"] != "VALID":
+        return False
+    own = best["signs"]["ttft"]
+    per_token, low = own["s_per_token"], best["in_flight_mean"] <= LOW_IN_FLIGHT
+    return bool((own["floor_s"] if low else 0.0) > limit if per_token is None else
+                per_token * own["long_tokens"] > limit * (1.0 if low else LATE_SURE))
+
+
 def slow_prefill(c: Case) -> str:
     """A long prompt's own prefill is late at low load, or most of what is late without a queue."""
     own, limit, ttft = c.run["signs"]["ttft"], c.slo["ttft_s"], c.p("ttft_s")
     if not (own and limit and ttft and ttft > limit) or not (
-            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)):
+            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)
+            or late_alone(c)):
         return ""
     per_token, ours = own["s_per_token"], c.server("client_ttft_s")
     if not c.low if per_token is None else per_token * own["long_tokens"] < own["floor_s"] / 2:
