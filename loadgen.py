@@ -1703,6 +1703,26 @@ def arrivals_named(burstiness: float) -> str:
             f"gamma, shape {burstiness:g}")
 
 
+def several(number: int, thing: str) -> str:
+    """So many of a thing."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def lengths_told(n_in: str, n_out: str) -> str:
+    """Lengths of prompts and answers as the setup statement has them.
+
+    >>> lengths_told("200", "100"), lengths_told("of the trace", "of the trace")
+    ('input 200, output 100 tokens', 'input and output lengths of the trace')
+    """
+    seen = [text.startswith("of ") for text in (n_in, n_out)]
+    if all(seen) and n_in == n_out:
+        return f"input and output lengths {n_in}"
+    if not any(seen):
+        return f"input {n_in}, output {n_out} tokens"
+    return ", ".join(f"{name} lengths {text}" if of else f"{name} {text} tokens" for name, text, of
+                     in zip(("input", "output"), (n_in, n_out), seen))
+
+
 def class_lines(plan: Facts) -> List[str]:
     """Each class of a mix as the setup statement has it: model, load, lengths, prefix, SLO."""
     lines, rates = [], plan["rates"]
@@ -1713,9 +1733,10 @@ def class_lines(plan: Facts) -> List[str]:
                           if c[f"{key}_s"])
         lines.append(
             f"       class {name}: model {c['model'] or 'of the target'}, {rate}"
-            f"input {c['input']}, output {c['output']} tokens"
+            f"{lengths_told(c['input'], c['output'])}"
             + (f", arrivals {c['arrivals']}" if any(rates) and c.get("arrivals") else "")
-            + (f", {c['shared_prefix_len']} tokens shared in {c.get('prefix_groups', 1)} groups"
+            + ((f", {c['shared_prefix_len']} tokens shared in "
+                + several(c.get("prefix_groups", 1), "group"))
                if c["shared_prefix_len"] else ", no shared prefix")
             + (f", SLO {asked} ms" if asked else ", no SLO"))
     return lines
@@ -6602,11 +6623,12 @@ def setup_lines(summary: Facts) -> List[str]:
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
     lengths = ("lengths of each class" if dig(plan, "traffic", "classes") else
-               f"input {plan['lengths']['input']}, output {plan['lengths']['output']} tokens")
+               lengths_told(plan["lengths"]["input"], plan["lengths"]["output"]))
     lines = [f"SETUP  {what}, model {target['model']}; {lengths}; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
-    prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
+    prefix = (f"{plan['shared_prefix_len']} tokens shared in "
+              + several(plan["prefix_groups"], "group")
               if plan["shared_prefix_len"] else "as the traffic has it" if plan.get("traffic")
               else "none shared")
     lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
@@ -6809,7 +6831,7 @@ def conclude(summary: Dict[str, Any], args: Any) -> None:
     gpus = dig(summary, "setup", "gpus", 0, 0)
     hourly = price * float(gpus) if price and gpus else None
     by_run = [hourly / (run["output_tok_s"] * HOUR_S) * MEGA if hourly and run["output_tok_s"]
-              else None for run in summary["runs"]]
+              and attained(run["attainment"]) != "0%" else None for run in summary["runs"]]
     summary["cost"] = price and {
         "gpu_per_hour": price, "gpus": float(gpus) if gpus else None, "per_hour": hourly,
         "per_1m_output_by_run": by_run,
@@ -6922,21 +6944,23 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
     return Axis(label, lambda v: v / top, [step * i for i in range(int(top / step) + 1)])
 
 
-WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
+WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units; LEFT at least
+DIGIT = 7  # a character of a tick is no wider
 
 
 def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: int = 250) -> str:
     """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
     x, y = axes
+    left = max([LEFT, *(DIGIT * len(y.show(t)) + 8 for t in y.ticks)])
 
     def px(value: float) -> float:
-        return round(LEFT + x.place(value) * (WIDE - LEFT - RIGHT), 1)
+        return round(left + x.place(value) * (WIDE - left - RIGHT), 1)
 
     def py(value: float) -> float:
         return round(height - FOOT - y.place(value) * (height - FOOT - TOP), 1)
 
-    grid = [f'<path class="grid" d="M{LEFT} {py(t)}H{WIDE - RIGHT}"/>'
-            + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
+    grid = [f'<path class="grid" d="M{left} {py(t)}H{WIDE - RIGHT}"/>'
+            + words(left - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
     grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
     grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
     drawn = "\n".join([f"{esc(desc)}</desc>", *grid, *marks(px, py)])
@@ -6984,12 +7008,13 @@ def rate_chart(summary: Facts, key: str, name: str) -> str:
     def marks(px: Place, py: Place) -> Iterator[str]:
         spots = [(px(runs[i]["output_tok_s"]), TOP if s["p99"] == math.inf else py(s["p99"] / MS))
                  for i, s in zip(order, spreads)]
-        taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
+        left = px(0)  # the ticks are further left
+        taken = [(0.0, 0.0, left, 250.0), *((a - 7, b - 22, a + 7, b + 7) for a, b in spots)]
         if limit:
             level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
-            yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
-            yield words(LEFT + 4, level - 5, text, "start", "limit")
-            taken.append((LEFT, level - 17, LEFT + 6 * len(text) + 10, level + 2))
+            yield f'<path class="slo" d="M{left} {level}H{WIDE - RIGHT}"/>'
+            yield words(left + 4, level - 5, text, "start", "limit")
+            taken.append((left, level - 17, left + 6 * len(text) + 10, level + 2))
         yield polyline(spots, "trail")
         for i, s, (a, b) in zip(order, spreads, spots):
             run = runs[i]

@@ -210,6 +210,25 @@ class ThePage(unittest.TestCase):
                     self.assertTrue(loadgen.LEFT <= x <= loadgen.WIDE and 0 <= y <= height, pair)
             self.assertNotRegex(chart, r'\b(x|y|cx|cy|d|points)="[^"]*(inf|nan)')
 
+    def test_the_longest_label_of_an_axis_has_room(self) -> None:
+        slow = [run_of(rate, ttft) for rate, ttft in ((2, 9.0), (8, 70.0), (32, 900.0))]
+        charts = re.findall(r"<svg.*?</svg>", loadgen.page(summary_of(*slow)), re.S)
+        longest = ""
+        for chart in charts:
+            for x, text in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end" '
+                                      r'class="">([\d,.]+)</text>', chart):
+                self.assertGreaterEqual(float(x), 6.8 * len(text), text)
+                longest = max(longest, text, key=len)
+        self.assertEqual(longest, "1,000,000")
+
+    def test_what_met_no_slo_has_no_price(self) -> None:
+        summary = summary_of(*SWEEP, flags=("--gpu-price", "2.5", "--metadata", "gpus=2"))
+        self.assertEqual(SWEEP[2]["attainment"], 0)
+        self.assertIsNone(summary["cost"]["per_1m_output_by_run"][2])
+        prices = [shown for path, _, shown, _ in self.page(summary).figures
+                  if path[:2] == ["cost", "per_1m_output_by_run"] and path[-1] == 2]
+        self.assertEqual(prices, ["-"])
+
     def test_text_is_readable_on_its_ground(self) -> None:
         def light(colour: str) -> float:
             colour = "".join(c * 2 for c in colour) if len(colour) == 3 else colour
