@@ -1703,6 +1703,26 @@ def arrivals_named(burstiness: float) -> str:
             f"gamma, shape {burstiness:g}")
 
 
+def several(number: int, thing: str) -> str:
+    """So many of a thing."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def lengths_told(n_in: str, n_out: str) -> str:
+    """Lengths of prompts and answers as the setup statement has them.
+
+    >>> lengths_told("200", "100"), lengths_told("of the trace", "of the trace")
+    ('input 200, output 100 tokens', 'input and output lengths of the trace')
+    """
+    seen = [text.startswith("of ") for text in (n_in, n_out)]
+    if all(seen) and n_in == n_out:
+        return f"input and output lengths {n_in}"
+    if not any(seen):
+        return f"input {n_in}, output {n_out} tokens"
+    return ", ".join(f"{name} lengths {text}" if of else f"{name} {text} tokens" for name, text, of
+                     in zip(("input", "output"), (n_in, n_out), seen))
+
+
 def class_lines(plan: Facts) -> List[str]:
     """Each class of a mix as the setup statement has it: model, load, lengths, prefix, SLO."""
     lines, rates = [], plan["rates"]
@@ -1713,9 +1733,10 @@ def class_lines(plan: Facts) -> List[str]:
                           if c[f"{key}_s"])
         lines.append(
             f"       class {name}: model {c['model'] or 'of the target'}, {rate}"
-            f"input {c['input']}, output {c['output']} tokens"
+            f"{lengths_told(c['input'], c['output'])}"
             + (f", arrivals {c['arrivals']}" if any(rates) and c.get("arrivals") else "")
-            + (f", {c['shared_prefix_len']} tokens shared in {c.get('prefix_groups', 1)} groups"
+            + ((f", {c['shared_prefix_len']} tokens shared in "
+                + several(c.get("prefix_groups", 1), "group"))
                if c["shared_prefix_len"] else ", no shared prefix")
             + (f", SLO {asked} ms" if asked else ", no SLO"))
     return lines
@@ -5741,6 +5762,7 @@ PLATEAU = 0.8  # of the most that ran, on average while any waited: of a few sea
 OFTEN = 0.2  # of those readings are the most that ran, where the limit is not known
 POOL_FULL = 0.8  # of the KV pool, with one more request: that one may have to wait for blocks
 DEPTH_LEAST = 0.25  # of what Little's law has waiting where TTFTs of like prompts differ so much
+LATE_SURE = 1.5  # a prefill over the SLO past low load, where others' prefills slow it as much
 TIMES_FLOOR = 3.0  # TTFT p99 over that of the same prompts alone, where no SLO says what is high
 SPIKE = 3.0  # a gap over the median one: more than a step beside a prefill chunk of its own cost
 SPIKE_NO_SLO = 8.0  # p99 over the median gap, at least: 6 ms tokens then pause for a chat's 50 ms
@@ -6017,7 +6039,7 @@ def queue(c: Case) -> Tuple[str, bool]:
         high = ttft > c.slo["ttft_s"] and (c.waits or apart)
     else:
         high = c.waits and ttft > TIMES_FLOOR * best_s
-    if not high:
+    if not high or (late_alone(c) and slow_prefill(c)):
         return "", fine
     kv, running, seats = c.server("kv_usage", "max"), c.server("running", "max"), c.seats
     return (f"TTFT p99 {of_slo(ttft, c.slo['ttft_s'])}, at best {in_ms(best_s)} ms for a long "
@@ -6068,11 +6090,25 @@ def prefill_stalls(c: Case) -> str:
             f"{count(c.run['signs']['ttft']['long_tokens'])} tokens")
 
 
+def late_alone(c: Case) -> bool:
+    """Whether no queue need be: a long prompt's prefill, where it was quickest, is past the SLO."""
+    limit, best = c.slo["ttft_s"], min(
+        (run for run in c.runs if run["signs"]["ttft"] and run["verdict"] == "VALID"),
+        key=lambda run: float(run["signs"]["ttft"]["floor_s"]), default=None)
+    if not limit or best is None or c.run["verdict"] != "VALID":
+        return False
+    own = best["signs"]["ttft"]
+    per_token, low = own["s_per_token"], best["in_flight_mean"] <= LOW_IN_FLIGHT
+    return bool((own["floor_s"] if low else 0.0) > limit if per_token is None else
+                per_token * own["long_tokens"] > limit * (1.0 if low else LATE_SURE))
+
+
 def slow_prefill(c: Case) -> str:
     """A long prompt's own prefill is late at low load, or most of what is late without a queue."""
     own, limit, ttft = c.run["signs"]["ttft"], c.slo["ttft_s"], c.p("ttft_s")
     if not (own and limit and ttft and ttft > limit) or not (
-            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)):
+            (c.low and own["floor_s"] > limit) or (not c.waits and own["floor_s"] > ttft / 2)
+            or late_alone(c)):
         return ""
     per_token, ours = own["s_per_token"], c.server("client_ttft_s")
     if not c.low if per_token is None else per_token * own["long_tokens"] < own["floor_s"] / 2:
@@ -6332,10 +6368,11 @@ def advice(summary: Facts) -> List[str]:
             found.append("ASK   no run at low load, so bandwidth and prefill cannot be told from "
                          "the batch and the queue: add one at about "
                          f"{figure(1 / alone_s, 2)} req/s")
-    if not any(own[key] for own in (slo, *slo.get("classes", {}).values())
-               for key in ("ttft_s", "tpot_s")):
-        found.append("ASK   no SLO was given, so what is high at low load cannot be said: "
-                     "--slo-ttft-ms and --slo-tpot-ms")
+    every = (slo, *slo.get("classes", {}).values())
+    if not any(own[key] for own in every for key in ("ttft_s", "tpot_s")):
+        found.append(f"ASK   no SLO {'of TTFT or TPOT ' * any(own['e2e_s'] for own in every)}was "
+                     "given, so what is high at low load cannot be said: --slo-ttft-ms and "
+                     "--slo-tpot-ms")
     return [*found, "ASK   out of memory at start-up shows only in the engine's start-up log: "
             "capacity.py --startup-log FILE reads it"]
 
@@ -6440,6 +6477,8 @@ def render(summary: Facts) -> str:
     lines = [*table, *footnotes(summary, runs, "".join(table[1:]))]
     if search:
         lines += ["", *search_lines(search)]
+        lines += [f"{run_name(run)}: CLIENT-LIMITED: {run['reasons'][is_cut(run)]}" for run in runs
+                  if run["verdict"] == "CLIENT-LIMITED"]
     for run in () if search else runs:
         lines += ["", f"RATE {run['label']}", *run_lines(run)]
     lines += ["", *finding_lines(summary), "", *setup_lines(summary), *fact_lines(summary),
@@ -6593,11 +6632,12 @@ def setup_lines(summary: Facts) -> List[str]:
         what = (f"SIMULATED, no server, nothing measured: engine of "
                 f"{summary['simulated']['profile']}{f' ({told})' if told else ''}")
     lengths = ("lengths of each class" if dig(plan, "traffic", "classes") else
-               f"input {plan['lengths']['input']}, output {plan['lengths']['output']} tokens")
+               lengths_told(plan["lengths"]["input"], plan["lengths"]["output"]))
     lines = [f"SETUP  {what}, model {target['model']}; {lengths}; ignore_eos "
              f"{'on' if target['ignore_eos'] else 'off'}; arrivals {plan['arrival_process']}; "
              f"seed {plan['seed']}"]
-    prefix = (f"{plan['shared_prefix_len']} tokens shared in {plan['prefix_groups']} groups"
+    prefix = (f"{plan['shared_prefix_len']} tokens shared in "
+              + several(plan["prefix_groups"], "group")
               if plan["shared_prefix_len"] else "as the traffic has it" if plan.get("traffic")
               else "none shared")
     lines.append(f"       prompts {'unique' if plan['unique_prompts'] else 'NOT unique'}, prefix "
@@ -6800,7 +6840,7 @@ def conclude(summary: Dict[str, Any], args: Any) -> None:
     gpus = dig(summary, "setup", "gpus", 0, 0)
     hourly = price * float(gpus) if price and gpus else None
     by_run = [hourly / (run["output_tok_s"] * HOUR_S) * MEGA if hourly and run["output_tok_s"]
-              else None for run in summary["runs"]]
+              and attained(run["attainment"]) != "0%" else None for run in summary["runs"]]
     summary["cost"] = price and {
         "gpu_per_hour": price, "gpus": float(gpus) if gpus else None, "per_hour": hourly,
         "per_1m_output_by_run": by_run,
@@ -6913,21 +6953,23 @@ def axis(label: str, values: Iterable[float], log: bool = False) -> Axis:
     return Axis(label, lambda v: v / top, [step * i for i in range(int(top / step) + 1)])
 
 
-WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units
+WIDE, LEFT, RIGHT, TOP, FOOT = 400, 44, 14, 30, 36  # of a chart, in its own units; LEFT at least
+DIGIT = 7  # a character of a tick is no wider
 
 
 def chart(title: str, desc: str, axes: Tuple[Axis, Axis], marks: Marks, height: int = 250) -> str:
     """A figure: an SVG with grid, ticks and labels; marks(x, y) draws with values to places."""
     x, y = axes
+    left = max([LEFT, *(DIGIT * len(y.show(t)) + 8 for t in y.ticks)])
 
     def px(value: float) -> float:
-        return round(LEFT + x.place(value) * (WIDE - LEFT - RIGHT), 1)
+        return round(left + x.place(value) * (WIDE - left - RIGHT), 1)
 
     def py(value: float) -> float:
         return round(height - FOOT - y.place(value) * (height - FOOT - TOP), 1)
 
-    grid = [f'<path class="grid" d="M{LEFT} {py(t)}H{WIDE - RIGHT}"/>'
-            + words(LEFT - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
+    grid = [f'<path class="grid" d="M{left} {py(t)}H{WIDE - RIGHT}"/>'
+            + words(left - 6, py(t) + 4, y.show(t), "end") for t in y.ticks]
     grid += [words(px(t), height - FOOT + 16, x.show(t), "middle") for t in x.ticks]
     grid += [words(WIDE - RIGHT, height - 4, x.label, "end"), words(2, 12, y.label, "start")]
     drawn = "\n".join([f"{esc(desc)}</desc>", *grid, *marks(px, py)])
@@ -6975,12 +7017,13 @@ def rate_chart(summary: Facts, key: str, name: str) -> str:
     def marks(px: Place, py: Place) -> Iterator[str]:
         spots = [(px(runs[i]["output_tok_s"]), TOP if s["p99"] == math.inf else py(s["p99"] / MS))
                  for i, s in zip(order, spreads)]
-        taken = [(a - 7, b - 22, a + 7, b + 7) for a, b in spots]
+        left = px(0)  # the ticks are further left
+        taken = [(0.0, 0.0, left, 250.0), *((a - 7, b - 22, a + 7, b + 7) for a, b in spots)]
         if limit:
             level, text = py(limit / MS), f"SLO {limit / MS:g} ms"
-            yield f'<path class="slo" d="M{LEFT} {level}H{WIDE - RIGHT}"/>'
-            yield words(LEFT + 4, level - 5, text, "start", "limit")
-            taken.append((LEFT, level - 17, LEFT + 6 * len(text) + 10, level + 2))
+            yield f'<path class="slo" d="M{left} {level}H{WIDE - RIGHT}"/>'
+            yield words(left + 4, level - 5, text, "start", "limit")
+            taken.append((left, level - 17, left + 6 * len(text) + 10, level + 2))
         yield polyline(spots, "trail")
         for i, s, (a, b) in zip(order, spreads, spots):
             run = runs[i]

@@ -153,6 +153,23 @@ class OnPurpose(unittest.TestCase):
                 summary = summary_of(profile(name), SYMPTOMS[name][0], NO_SLO)
                 self.assertEqual(names(summary), [])
                 self.assertIn("no SLO was given", " ".join(summary["advice"]))
+        e2e = summary_of(loadgen.MOCK, Shape([1]), loadgen.Slo(None, None, 9.0, 0.99))
+        self.assertIn("no SLO of TTFT or TPOT was given", " ".join(e2e["advice"]))
+
+    def test_where_a_prefill_alone_is_late_no_replicas_are_advised(self) -> None:
+        slo = loadgen.Slo(0.08, 0.1, None, 0.99)
+        kind = profile("slow_prefill")
+        summary = summary_of(kind, Shape([2, 4], "uniform:50..900", "20"), slo)
+        (found,) = summary["findings"]
+        self.assertEqual((found["name"], found["run"]), ("slow_prefill", 0))
+        self.assertIn("also at 4", found["evidence"])
+        self.assertEqual([run["verdict"] for run in summary["runs"]], ["VALID"] * 2)
+        self.assertGreater(loadgen.cases_of(summary)[1].depth, 0.5)
+        grows = summary_of(kind, Shape([2, 4, 8], "uniform:50..900", "20"), slo)
+        self.assertEqual([(item["name"], item["run"]) for item in grows["findings"]],
+                         [("queueing", 2), ("slow_prefill", 0)])  # there the queue grows
+        enough = summary_of(kind, Shape([2, 4], "uniform:50..900", "20"), slo._replace(ttft_s=0.6))
+        self.assertIn("queueing", names(enough))
 
     def test_a_finding_says_all_that_is_needed_to_act(self) -> None:
         summary = summary_of(profile("queueing"), *SYMPTOMS["queueing"][:2])

@@ -210,6 +210,25 @@ class ThePage(unittest.TestCase):
                     self.assertTrue(loadgen.LEFT <= x <= loadgen.WIDE and 0 <= y <= height, pair)
             self.assertNotRegex(chart, r'\b(x|y|cx|cy|d|points)="[^"]*(inf|nan)')
 
+    def test_the_longest_label_of_an_axis_has_room(self) -> None:
+        slow = [run_of(rate, ttft) for rate, ttft in ((2, 9.0), (8, 70.0), (32, 900.0))]
+        charts = re.findall(r"<svg.*?</svg>", loadgen.page(summary_of(*slow)), re.S)
+        longest = ""
+        for chart in charts:
+            for x, text in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end" '
+                                      r'class="">([\d,.]+)</text>', chart):
+                self.assertGreaterEqual(float(x), 6.8 * len(text), text)
+                longest = max(longest, text, key=len)
+        self.assertEqual(longest, "1,000,000")
+
+    def test_what_met_no_slo_has_no_price(self) -> None:
+        summary = summary_of(*SWEEP, flags=("--gpu-price", "2.5", "--metadata", "gpus=2"))
+        self.assertEqual(SWEEP[2]["attainment"], 0)
+        self.assertIsNone(summary["cost"]["per_1m_output_by_run"][2])
+        prices = [shown for path, _, shown, _ in self.page(summary).figures
+                  if path[:2] == ["cost", "per_1m_output_by_run"] and path[-1] == 2]
+        self.assertEqual(prices, ["-"])
+
     def test_text_is_readable_on_its_ground(self) -> None:
         def light(colour: str) -> float:
             colour = "".join(c * 2 for c in colour) if len(colour) == 3 else colour
@@ -307,14 +326,26 @@ class AnInterruptedRun(unittest.TestCase):
                       loadgen.render(self.cut(num_requests=None, duration_s=60.0, ramp_s=0.0)))
 
     def test_says_so_in_a_search_too(self) -> None:
+        summary = self.searched()
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
+        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
+
+    def test_a_search_says_why_the_client_was_the_limit(self) -> None:
+        summary = self.searched()
+        summary["runs"][0]["verdict"] = "CLIENT-LIMITED"
+        summary["runs"][0]["reasons"].append("requests left late")
+        text = loadgen.render(summary)
+        self.assertIn("\n10/s: CLIENT-LIMITED: requests left late\n", text)
+        self.assertGreater(text.index("left late"), text.index("GOODPUT"))
+
+    def searched(self) -> Dict[str, Any]:
         summary = self.cut(num_requests=400)
         point = {"rate_rps": 10.0, "offered": 60, "attainment": 1.0, "low": 0.9, "high": 1.0,
                  "verdict": "open"}
         summary["goodput_search"] = {"target": 0.9, "points": [point], "rate_rps": None,
                                      "low_rps": None, "high_rps": None, "requests": 60,
                                      "seconds": 6.0, "why": "interrupted"}
-        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.render(summary))
-        self.assertIn("INTERRUPTED: 60 of 400 requests", loadgen.page(summary))
+        return summary
 
 
 class TheOperatingPoint(unittest.TestCase):

@@ -540,6 +540,15 @@ class Mixes(unittest.TestCase):
                 self.assertEqual("arrivals gamma, shape 0.5" in chat, "concurrency" not in more)
                 self.assertEqual("arrivals constant" in batch, "concurrency" not in more)
 
+    def test_one_group_is_one_and_lengths_of_a_file_are_called_so(self) -> None:
+        self.assertEqual([loadgen.several(n, "group") for n in (1, 2)], ["1 group", "2 groups"])
+        for told, said in ((("200", "100"), "input 200, output 100 tokens"),
+                           (("of the trace", "of the trace"),
+                            "input and output lengths of the trace"),
+                           (("of the file (estimated)", "50"),
+                            "input lengths of the file (estimated), output 50 tokens")):
+            self.assertEqual(loadgen.lengths_told(*told), said)
+
     def test_a_search_for_the_knee_of_a_mix_is_refused_with_what_to_do(self) -> None:
         with file_of(json.dumps({"classes": [CHAT, BATCH]})) as path:
             for flags, name in (("--find-goodput", "--find-goodput"), ("--sweep auto --slo-ttft-ms "
