@@ -237,15 +237,6 @@ SERVER_GPUS = 8  # GPUs that share one server's PCIe
 SCREEN = 110  # columns
 
 
-def mean_count(value: float) -> str:
-    """A mean number of things: whole, but two digits under one.
-
-    >>> mean_count(61.5), mean_count(0.187)
-    ('62', '0.19')
-    """
-    return count(value) if value >= 1 else figure(value, 2)
-
-
 def scaled(value: float, unit: str) -> str:
     """A value in SI units as people read it: bytes in GiB, KiB or MB, seconds in ms, and so on."""
     if unit == "B":
