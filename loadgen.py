@@ -1703,9 +1703,9 @@ def arrivals_named(burstiness: float) -> str:
             f"gamma, shape {burstiness:g}")
 
 
-def several(number: int, thing: str) -> str:
+def several(number: float, thing: str) -> str:
     """So many of a thing."""
-    return f"{number} {thing}{'s' * (number != 1)}"
+    return f"{number:g} {thing}{'s' * (number != 1)}"
 
 
 def lengths_told(n_in: str, n_out: str) -> str:
@@ -6867,7 +6867,8 @@ def cost_text(summary: Facts) -> str:
     cost = summary["cost"]
     if not cost["gpus"]:
         return f"${cost['gpu_per_hour']:.2f} per GPU-hour; how many GPUs? --metadata gpus=N"
-    each = f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h, all of it on the output tokens"
+    each = (f"{several(cost['gpus'], 'GPU')} at ${cost['gpu_per_hour']:.2f}/h, all of it on the "
+            "output tokens")
     if cost["per_1m_output"] is None:
         return f"no operating point to price; {each}"
     return f"${cost['per_1m_output']:.3f} per 1M output tokens at the operating point: {each}"
@@ -7234,7 +7235,7 @@ def lead(summary: Facts) -> str:
     if cost and cost["gpus"]:
         facts.append(("Per 1M output tokens", cell(
             summary, ("cost", "per_1m_output_by_run", i), "${:.3f}".format),
-            f"{cost['gpus']:g} GPUs at ${cost['gpu_per_hour']:.2f}/h"))
+            f"{several(cost['gpus'], 'GPU')} at ${cost['gpu_per_hour']:.2f}/h"))
     return found + '<dl class="figures">' + "".join(
         f"<div><dt>{esc(name)}</dt><dd{it.attributes()}>{esc(it.text)}</dd><dd class=\"note\">"
         f"{esc(note)}</dd></div>" for name, it, note in facts) + "</dl>\n"

@@ -598,6 +598,10 @@ class Advice(unittest.TestCase):
         tight = summary_of(profile("healthy"), Shape([2]), loadgen.Slo(0.3, 0.006, None, 0.99))
         self.assertEqual([names(slack), names(tight)], [[], []])
         self.assertTrue(slack["advice"][0].startswith("COST"), slack["advice"])
+        mixed = {**tight, "runs": [*tight["runs"], {**slack["runs"][0], "rate_rps": 0.5}]}
+        self.assertFalse(any(text.startswith("COST") for text in loadgen.advice(mixed)))
+        slack["runs"][0]["client"]["interrupted"] = True
+        self.assertFalse(any(text.startswith("COST") for text in loadgen.advice(slack)))
         self.assertFalse(any(text.startswith("COST") for text in tight["advice"]))
 
     def test_a_missed_slo_without_a_run_at_low_load_asks_for_one(self) -> None:

@@ -382,6 +382,12 @@ class TheOperatingPoint(unittest.TestCase):
         sure = {**SWEEP[1], "attainment_interval": (0.95, 1.0)}
         self.assertEqual(self.point(sure), (0, ""))
 
+    def test_the_footnote_names_the_run_that_is_worth_least(self) -> None:
+        runs = [{**run, "offered": n, "ttft_s": {**run["ttft_s"], "n_effective": worth}}
+                for run, n, worth in zip(SWEEP, (119, 463), (100, 3))]
+        self.assertIn("the run worth least had 463, worth 3\n",
+                      loadgen.render(summary_of(*runs)))
+
     def test_no_share_is_rounded_up_to_all_of_the_requests(self) -> None:
         slo = loadgen.Slo(0.3, 0.025, None, 0.999)._asdict()
         run = {**SWEEP[0], "attainment": 0.9996, "attainment_interval": (0.94, 1.0)}
