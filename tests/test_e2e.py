@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import loadgen
+from tests import LOADGEN
 
 SCRIPT = os.path.abspath(loadgen.__file__)
 FAST = {"weights_s": 0.002, "sequence_s": 0.00002, "prefill_s_per_token": 0.00001,
@@ -45,8 +46,8 @@ def measure(*argv: str) -> Tuple[int, Any, str, List[Any]]:
     """(exit code, summary, stderr, lines of requests.jsonl) of one command line."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "run")
-        done = subprocess.run([sys.executable, SCRIPT, *argv, "--out", out], capture_output=True,
-                              text=True, timeout=60, check=False)
+        done = subprocess.run([*LOADGEN, *argv, "--out", out], capture_output=True, text=True,
+                              timeout=60, check=False)
         summary, rows = None, []
         if os.path.exists(os.path.join(out, "summary.json")):
             with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:

@@ -49,18 +49,18 @@ class TheSearch(unittest.TestCase):
         self.assertTrue(found.low_rps <= KNEE_RPS <= found.high_rps)
 
     def test_it_spends_no_more_than_it_was_allowed(self) -> None:
-        for budget in (1500, 3800, 12000):
+        for budget in (1500, 3800, 7600):
             with self.subTest(budget):
                 found = found_in(budget)
                 self.assertLessEqual(found.requests, budget)
                 self.assertEqual(found.requests, sum(p["requests"] for p in found.points))
 
     def test_a_wider_budget_gives_a_narrower_interval(self) -> None:
-        narrow, wide = found_in(12000), found_in(1500)
+        narrow, wide = found_in(7600), found_in(1500)
         assert narrow.rate_rps and narrow.low_rps and narrow.high_rps
         assert wide.low_rps and wide.high_rps
         self.assertLess(narrow.high_rps / narrow.low_rps, wide.high_rps / wide.low_rps)
-        self.assertLess(abs(narrow.rate_rps / KNEE_RPS - 1), 0.05)
+        self.assertLess(abs(narrow.rate_rps / KNEE_RPS - 1), 0.1)
 
     def test_a_knee_far_below_the_first_rate_is_found(self) -> None:
         found = search(start_rps=60.0)
@@ -82,7 +82,7 @@ class TheSearch(unittest.TestCase):
         def loose(rate_rps: float, n: int, number: int) -> PointResult:
             return queue(rate_rps, n, number, slo_s=math.inf,
                          verdict="UNSTABLE" if rate_rps > READS_PER_S else "VALID")
-        found = search(loose)
+        found = search(loose, budget=2000)
         assert found.rate_rps and found.low_rps and found.high_rps
         self.assertLess(abs(found.rate_rps / READS_PER_S - 1), 0.15)
         self.assertTrue(found.low_rps <= READS_PER_S <= found.high_rps)

@@ -21,6 +21,7 @@ from unittest import mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import loadgen
 from loadgen import NS
+from tests import LOADGEN
 
 TRANSCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "transcripts")
 SGLANG = """# TYPE sglang:num_running_reqs gauge
@@ -433,8 +434,8 @@ class Commands(unittest.TestCase):
     """Whole command lines."""
 
     def run_it(self, *argv: str) -> Any:
-        return subprocess.run([sys.executable, loadgen.__file__, *argv], capture_output=True,
-                              text=True, timeout=60, check=False)
+        return subprocess.run([*LOADGEN, *argv], capture_output=True, text=True, timeout=60,
+                              check=False)
 
     def test_a_run_holds_what_the_mock_says_with_one_worker_and_with_two(self) -> None:
         for workers in ("1", "2"):

@@ -22,6 +22,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from test_loadgen import load, record, work
 
 import loadgen
+from tests import LOADGEN
 
 SCRIPT = os.path.abspath(loadgen.__file__)
 DEPLOY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "run", "deploy.json")
@@ -510,8 +511,8 @@ class InFlightOverTime(unittest.TestCase):
 
 
 def loadgen_run(*argv: str) -> Tuple[int, str, str]:
-    done = subprocess.run([sys.executable, SCRIPT, *argv], capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = subprocess.run([*LOADGEN, *argv], capture_output=True, text=True, timeout=60,
+                          check=False)
     return done.returncode, done.stdout, done.stderr
 
 

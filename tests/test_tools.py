@@ -20,6 +20,7 @@ from unittest import mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import loadgen
 from loadgen import MS, NS, Load, Planned, Record, Slo, UserError
+from tests import LOADGEN
 
 SCRIPT = os.path.abspath(loadgen.__file__)
 FAST = {"weights_s": 0.002, "sequence_s": 0.00002, "prefill_s_per_token": 0.00001,
@@ -70,8 +71,8 @@ def engine() -> Iterator[str]:
 
 def command(*argv: str) -> Tuple[int, str, str]:
     """(exit code, stdout, stderr) of one command line."""
-    done = subprocess.run([sys.executable, SCRIPT, *argv], capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = subprocess.run([*LOADGEN, *argv], capture_output=True, text=True, timeout=60,
+                          check=False)
     return done.returncode, done.stdout, done.stderr
 
 

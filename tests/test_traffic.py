@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import loadgen
+from tests import LOADGEN
 
 SCRIPT = os.path.abspath(loadgen.__file__)
 TRACES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "traces")
@@ -95,8 +96,8 @@ def measure(line: str) -> Tuple[Any, Rows, Rows, str]:
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "run")
             done = subprocess.run(
-                [sys.executable, SCRIPT, f"http://127.0.0.1:{server.port}", *line.split(), "--out",
-                 out], capture_output=True, text=True, timeout=60, check=False)
+                [*LOADGEN, f"http://127.0.0.1:{server.port}", *line.split(), "--out", out],
+                capture_output=True, text=True, timeout=60, check=False)
             if done.returncode > 1:  # 1: a busy machine sent late, which is no matter here
                 raise AssertionError(done.stdout + done.stderr)
             with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
