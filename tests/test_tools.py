@@ -591,7 +591,8 @@ class KeptRuns(unittest.TestCase):
             self.assertNotIn("INTERRUPTED", self.text)
 
     def test_a_search_and_what_follows_it_are_reported_after_a_kill(self) -> None:
-        summary = self.killed(-1, "--sweep", "auto", "--slo-e2e-ms", "2000")
+        summary = self.killed(-1, "--sweep", "auto", "--slo-e2e-ms", "2000",
+                              "--max-requests", "1200")
         self.assertEqual(len(summary["runs"]), len(summary["plan"]["rates"]))
         self.assertNotIn("INTERRUPTED", self.text)
         self.assertIn("GOODPUT  not found: the search had not ended", self.text)
