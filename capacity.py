@@ -3862,6 +3862,9 @@ def expected_prefill_s(d: Deployment, tokens: float, cal: Calibration) -> float:
             / cal.prefill_link_share)
 
 
+GRID = 64  # lengths, equally likely, that stand for a distribution
+
+
 @lru_cache(maxsize=64)
 def past_prefix(input_len: Lengths, shared: int) -> Tuple[float, float]:
     """Mean tokens of a prompt past the shared prefix, and their standard deviation.
@@ -3877,9 +3880,6 @@ def past_prefix(input_len: Lengths, shared: int) -> Tuple[float, float]:
     return input_len.mean - shared + short, spread
 
 
-GRID = 64  # lengths, equally likely, that stand for a distribution
-
-
 def uncached_prefill_s(d: Deployment, tokens: float, shared: int, cal: Calibration) -> float:
     """GPU time of so many tokens of a prompt that follow a shared prefix, itself cached [s]."""
     cached = expected_prefill_s(d, shared, cal) if shared else 0.0
@@ -3891,19 +3891,23 @@ def prompt_prefill_s(d: Deployment, cal: Calibration) -> float:
     return uncached_prefill_s(d, d.fresh_tokens, d.shared_tokens, cal)
 
 
+CHUNK_TOKENS = 8192  # of a step: vLLM's and SGLang's own on GPUs of 80 GB
+
+
 def chunk_s(d: Deployment, cal: Calibration) -> float:
     """The prefill that one step takes on at most [s]."""
     return prompt_prefill_s(d, cal) * CHUNK_TOKENS / d.fresh_tokens
 
 
-CHUNK_TOKENS = 8192  # of a step: vLLM's and SGLang's own on GPUs of 80 GB
+def sequences_held(d: Deployment, tokens: float) -> float:
+    """Sequences of so many tokens each that the KV pool of a replica holds."""
+    return max(0.0, memory_of(d).pool_bytes) / sequence_bytes(d, tokens) * d.attention_dp
 
 
 def most_running(d: Deployment) -> int:
     """Sequences that the KV pool of a replica holds at once: of their mean length where lengths are
     given, since blocks fill as tokens come, else of ctx."""
-    each = sequence_bytes(d, d.history_tokens if d.output_tokens else d.ctx_tokens)
-    return int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
+    return int(sequences_held(d, d.history_tokens if d.output_tokens else d.ctx_tokens))
 
 
 def running_batch(d: Deployment, asked: int) -> int:
@@ -4023,8 +4027,7 @@ class Replica:
         self.prefill_s, self.p99_prefill_s = (uncached_prefill_s(
             d, tokens, shared, cal) for tokens in (self.fresh, max(1.0, long - shared)))
         self.fresh_cv = spread / self.fresh  # of the service time, which M/G/1 wants
-        each = sequence_bytes(d, load.context_tokens)
-        self.kv_seqs = int(max(0.0, memory_of(d).pool_bytes) / each * d.attention_dp)
+        self.kv_seqs = int(sequences_held(d, load.context_tokens))
 
     def at(self, batch: float) -> Steady:
         """The steady state with so many decoding: batch = rate * output * tpot, solved for rate.
@@ -4305,8 +4308,7 @@ class Case(NamedTuple):
     @property
     def average_seqs(self) -> float:
         """Sequences of the average history that one replica holds."""
-        return (max(0.0, self.memory.pool_bytes) / sequence_bytes(self.d, self.d.history_tokens)
-                * self.d.attention_dp)
+        return sequences_held(self.d, self.d.history_tokens)
 
     @property
     def facts(self) -> Dict[str, float]:

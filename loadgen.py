@@ -5148,6 +5148,11 @@ class PointResult(NamedTuple):
         """Whether each measured request met the SLO."""
         return [s.met for s in self.samples if s.measured]
 
+    @property
+    def calm(self) -> bool:
+        """Whether the server was not full, so that its E2E says something."""
+        return 2 * sum(self.met) > len(self.met) and self.verdict != "UNSTABLE"
+
 
 class Life(NamedTuple):
     """A measured request and the company it had: what the model is learnt from."""
@@ -5545,12 +5550,14 @@ def taught(points: Sequence[PointResult], target: float, burstiness: float, seed
             for life in part]
     models = learn(everything, close if len(close) >= 400 else calm if len(calm) >= 200
                    else everything, causes)
+    if not models:
+        return None
+    sizes = stream(seed, "works").choices(models[0].sizes, k=arrivals)  # the same in all models
     load = Load(1.0, None, burstiness, None, None, None)
     unit_due = list(itertools.accumulate(itertools.islice(gaps(load, seed), arrivals)))
     bad = min((p.rate_rps for p in points if fails(p, target)), default=math.inf)
     knees = []
     for model in models:
-        sizes = stream(seed, "works").choices(model.sizes, k=arrivals)
         rate, slope = model_knee(model, unit_due, sizes, target, guess_rps) or (math.inf, 1.0)
         near = [(p, part) for p, part in zip(points, lives)
                 if 1 / NEAR < p.rate_rps / rate < NEAR and len(part) >= 50]
@@ -5592,9 +5599,10 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
     """The highest rate whose attainment meets the target, in about `budget` requests at most.
 
     Doubles or halves from start_rps until one rate is fine and one is not, then measures around
-    the estimate, longer each time, until its interval is narrow. A window lasts least_s at least:
-    in less than a few times the SLO nothing can miss it. What misses with nobody else in flight
-    no lower rate mends.
+    the estimate, longer each time, until its interval is narrow. A window lasts least_s, or takes
+    an eighth of the budget: in less than a few times the SLO nothing can miss it. What misses with
+    nobody else in flight no lower rate mends; a queue that grows is past the knee whatever the SLO,
+    and is asked about again where the point was short. Rates in 1/s.
     """
     points: List[PointResult] = []
     usable: List[PointResult] = []
@@ -5603,8 +5611,8 @@ def find_goodput(measure: Measure, target: float, budget: int, start_rps: float,
     why = "the requests were spent before the interval was narrow"
     while True:
         rate = float(f"{rate:.3g}")
-        longest = max(SEARCH_START_N, min(math.ceil(rate * least_s), budget // 8))
-        n = affordable(points, rate, budget, max(n, longest), fit is not None)
+        least = max(SEARCH_START_N, min(math.ceil(rate * least_s), budget // 8))
+        n = affordable(points, rate, budget, max(n, least), fit is not None)
         point = measure(rate, n, len(points)) if n >= SEARCH_START_N // 2 else None
         if point is None:
             why = "interrupted" if n >= SEARCH_START_N // 2 else why
@@ -5706,7 +5714,7 @@ def affordable(points: Sequence[PointResult], rate_rps: float, budget: int, n: i
     if points:
         last = points[-1]
         extra = (last.requests - len(last.met)) * min(2, rate_rps / last.rate_rps) ** 2
-        calm = [p for p in points if 2 * sum(p.met) > len(p.met) and p.verdict != "UNSTABLE"]
+        calm = [p for p in points if p.calm]
         if calm:  # a ramp of an E2E, a tail of two
             extra = max(extra, 3 * rate_rps * seconds_in(calm[-1]))
     most = math.floor(spare - extra)
@@ -10270,7 +10278,7 @@ def search_knee(args: Any, slo: Slo, running: Running, expected_s: float,
         load = Load(rate_rps, args.concurrency, args.burstiness, None, n / rate_rps, ramp_s)
         plan_more([load], args.seed + number, e2e_s, 2 * e2e_s)
         result = point_of(go(e2e_s), slo, summary["runs"][-1]["verdict"])
-        if 2 * sum(result.met) > len(result.met) and result.verdict != "UNSTABLE":
+        if result.calm:
             e2e_s = seconds_in(result)
         say(f"{rate_rps:g} req/s: {sum(result.met):,} of {len(result.met):,} met the SLO, "
             f"{result.verdict}")

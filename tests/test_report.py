@@ -24,7 +24,6 @@ from test_loadgen import load, record, work
 import loadgen
 from tests import LOADGEN
 
-SCRIPT = os.path.abspath(loadgen.__file__)
 DEPLOY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "run", "deploy.json")
 EVIL = "</td></script><script>alert(1)</script><img src=x onerror=alert(2)> \"' & \u202e\x00\ud800"
 
