@@ -54,6 +54,10 @@ CASES = {
                   "kv_s_per_token": 2e-7, "max_num_batched_tokens": 2048, "max_num_seqs": 256},
                  "--input-len lognormal:mean=500,cv=0.5 --output-len lognormal:mean=200,cv=0.5 "
                  "--slo-tpot-ms 30", {1: 9.136, 0.5: 8.44}),
+    "heavy": Case({"weights_s": 0.01, "sequence_s": 5e-5, "prefill_s_per_token": 3e-5,
+                   "max_num_batched_tokens": 2048, "max_num_seqs": 128},
+                  "--input-len lognormal:mean=2000,cv=1.5 --output-len lognormal:mean=200,cv=1.5 "
+                  "--slo-ttft-ms 1500 --slo-tpot-ms 40", {1: 5.23}),
 }
 
 
